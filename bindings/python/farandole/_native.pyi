@@ -48,6 +48,9 @@ def text_setting(name: str) -> str | None:
 def switch_setting(name: str) -> bool:
     """Whether the setting with this variable is on; by default, what docs/settings.md says."""
 
+def switch_or_auto_setting(name: str) -> bool | None:
+    """The same for a setting that may be left to the library: None."""
+
 def is_initialized() -> bool: ...
 def rank() -> int: ...
 def size() -> int: ...
@@ -140,10 +143,11 @@ class GradientBatch:
         """members: name, shape, dtype. With batch, a name that is the same on all ranks, they run together or not
         at all."""
 
-    def submit(
-        self, addresses: list[int], owners: tuple[object, ...], device: tuple[int, int] | None = None
-    ) -> BatchHandle:
-        """device: where the memory lies, with the stream in which its data are computed (see allreduce_batch)."""
+    def submit(self, addresses: list[int], owners: tuple[object, ...]) -> BatchHandle: ...
+    def submit_on_device(
+        self, addresses: list[int], owners: tuple[object, ...], device: tuple[int, int]
+    ) -> DeviceHandle:
+        """device: where the memory lies, with the stream in which its data are computed (see submit_on_device)."""
     def __len__(self) -> int: ...
 
 class BatchHandle:
@@ -151,14 +155,68 @@ class BatchHandle:
 
     def poll(self) -> bool:
         """Whether all are done, successfully or not."""
+    def wait(self) -> None:
+        """Waits until all are done; raises the first error. Ctrl-C ends the wait, not the requests."""
+    def __len__(self) -> int: ...
+
+class DeviceHandle:
+    """Requests of tensors on a device, which are waited for together."""
+
+    @property
+    def names(self) -> list[str]: ...
+    def poll(self) -> bool:
+        """Whether all are over, successfully or not: results are there, and names may be used again."""
     def is_computed(self) -> bool:
         """Whether the device has computed what was submitted."""
     def wait_until_computed(self) -> None:
         """Returns when it has."""
-    def wait(self, stream: int | None = None) -> None:
-        """Waits until all are done; raises the first error. Ctrl-C ends the wait, not the requests. Results on a device
-        may still be on their way: this stream waits for them, or the caller if none is given."""
+    def follow(self, stream: int) -> None:
+        """Makes what comes into a stream from now on wait until all are over, and does not wait itself."""
+    def wait(self) -> None:
+        """Waits until all are over; raises the first error. Ctrl-C ends the wait, not the requests."""
+    def wait_within(self, seconds: float) -> bool:
+        """Waits until all are done or so many seconds have passed; says whether they are done."""
+    def results(self) -> list[tuple[list[int], list[int]]]:
+        """Shape and received splits of each result, once all are done."""
+    def is_made(self, index: int) -> bool:
+        """Whether a result lies in memory of the engine's, from which it is to be copied."""
+    def copy_result(self, index: int, address: int, len_bytes: int, stream: int) -> None:
+        """Copies a result out of the engine's memory, in a stream."""
     def __len__(self) -> int: ...
+
+def submit_on_device(
+    collective: tuple[object, ...],
+    tensors: Sequence[tuple[str, int, Sequence[int], int, object, tuple[int, int, object] | None]],
+    group: int,
+    batch: str | None,
+    device: tuple[int, int],
+    *,
+    priority: int = 0,
+) -> DeviceHandle:
+    """Many tensors of one device, each a tuple of name, address, shape, element type, owner, and where its result goes
+    (address, number of elements, owner) or None.
+    collective: its name and arguments, as device_request.rs says.
+    batch: a name that is the same on all ranks; they run together or not at all.
+    device: the number of the device on which they lie, and the handle of the stream that computes their data."""
+
+def submit_tensors_on_device(
+    collective: tuple[object, ...],
+    names: list[str],
+    tensors: list[Any],
+    group: int,
+    batch: str | None,
+    device: tuple[int, int],
+    *,
+    priority: int = 0,
+) -> DeviceHandle | None:
+    """The same for tensors of PyTorch's, which are asked here what they are and whose results replace them. None if
+    one of them is not contiguous, on another device, or of a type that is not worked on there."""
+
+def works_on_devices(group: int, collective: tuple[object, ...], dtype: int) -> bool:
+    """Whether a collective of device memory is carried out in this group where the tensors lie."""
+
+def device_stands_in() -> bool:
+    """Whether host memory stands in for that of a device: in tests."""
 
 def allreduce_batch(
     tensors: Iterable[tuple[str, int, Sequence[int], int, object]],
@@ -167,14 +225,9 @@ def allreduce_batch(
     postscale: float,
     group: int,
     batch: str | None,
-    device: tuple[int, int] | None = None,
 ) -> BatchHandle:
     """Many tensors in place and with one reduction, each a tuple of name, address, shape, element type and owner.
-    batch: a name that is the same on all ranks; they run together or not at all.
-    device: the number of the device on which they lie, and the handle of the stream that computes their data."""
-
-def reduces_on_devices(group: int) -> bool:
-    """Whether allreduces of device memory are carried out in this group."""
+    batch: a name that is the same on all ranks; they run together or not at all."""
 
 def broadcast(
     name: str,

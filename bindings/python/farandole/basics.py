@@ -2,7 +2,7 @@
 
 `HorovodBasics` carries Horovod's names; one instance, `basics`, serves all front ends, because a process has one
 engine. Front ends that keep state of their own about the engine's requests register with `on_reset`, those that want to
-know of a new job with `on_init`.
+know of a new job with `on_init`, and those that have something to finish before it ends with `on_shutdown`.
 
 Invariant: the sets of `process_sets` and the state of front ends belong to the engine that runs now. They are forgotten
 before an engine starts and after it has ended.
@@ -17,6 +17,7 @@ and staged through host memory.)
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -33,6 +34,7 @@ __all__ = ["HorovodBasics", "basics", "handle_average_backwards_compatibility"]
 
 _on_reset: list[Callable[[], None]] = []
 _on_init: list[Callable[[], None]] = []
+_on_shutdown: list[Callable[[], None]] = []
 
 
 def on_init(begin: Callable[[], None]) -> None:
@@ -46,6 +48,12 @@ def on_init(begin: Callable[[], None]) -> None:
 def on_reset(forget: Callable[[], None]) -> None:
     """Has `forget` called whenever the engine begins or ends."""
     _on_reset.append(forget)
+
+
+def on_shutdown(finish: Callable[[], None]) -> None:
+    """Has `finish` called before this process leaves its job by `shutdown`. What it raises is raised when the job is
+    left."""
+    _on_shutdown.append(finish)
 
 
 def _reset() -> None:
@@ -127,9 +135,13 @@ class HorovodBasics:
     def shutdown(self) -> None:
         """Leaves the job. Requests under way fail. Does nothing if the process is in none. The end of the process does
         it, too."""
-        _native.shutdown()
-        _process_sets.forget()
-        _reset()
+        with contextlib.ExitStack() as leaving:
+            # Callbacks run in the opposite order.
+            leaving.callback(_reset)
+            leaving.callback(_process_sets.forget)
+            leaving.callback(_native.shutdown)
+            for finish in _on_shutdown:
+                leaving.callback(finish)
 
     def is_initialized(self) -> bool:
         """Whether this process is a rank of a job now."""

@@ -13,15 +13,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use farandole::device::Event;
 use farandole::{Batch, Collective, Dtype, EngineError, GroupId, Request, Submission, Ticket};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
+use crate::device_handle::DeviceHandle;
 use crate::errors;
 use crate::lent_memory::{LentMemory, Piece, Pieces};
-use crate::on_device::{self, OnStream};
+use crate::on_device::OnStream;
 use crate::request::{element_type, len_bytes, read_group, read_op};
 use crate::waiting::wait_until_done;
 use crate::world::{self, Job};
@@ -69,17 +69,42 @@ impl GradientBatch {
     }
 
     /// Submits all members, each with the memory at its address. The owners, in the same order, live until all are
-    /// done. With `device` (its number and the handle of a stream) the memory lies there, and holds its data when the
-    /// stream has done what it has.
-    #[pyo3(signature = (addresses, owners, device=None))]
-    fn submit(
+    /// done.
+    fn submit(&self, addresses: &Bound<'_, PyList>, owners: &Bound<'_, PyTuple>) -> PyResult<BatchHandle> {
+        let job = world::current()?;
+        let memory = self.lend(addresses, owners)?;
+        let submissions = self.members.iter().zip(memory.pieces()).map(|(member, piece)| {
+            let region = memory.region(piece, member.dtype)?;
+            Ok(Submission::new(member.request.clone(), region).in_group(self.group))
+        });
+        BatchHandle::submit(&job, submissions.collect::<PyResult<_>>()?)
+    }
+
+    /// The same for memory on a device (its number and the handle of a stream), which holds its data when the stream
+    /// has done what it has.
+    fn submit_on_device(
         &self,
         addresses: &Bound<'_, PyList>,
         owners: &Bound<'_, PyTuple>,
-        device: Option<(u32, u64)>,
-    ) -> PyResult<BatchHandle> {
+        device: (u32, u64),
+    ) -> PyResult<DeviceHandle> {
         let job = world::current()?;
-        let device = device.map(|(ordinal, stream)| OnStream::record(ordinal, stream)).transpose()?;
+        let place = OnStream::record(device.0, device.1)?;
+        let memory = self.lend(addresses, owners)?;
+        let submissions = self.members.iter().zip(memory.pieces()).map(|(member, piece)| {
+            place.submission(member.request.clone(), &memory, piece, member.dtype).in_group(self.group)
+        });
+        DeviceHandle::submit(&job, submissions.collect(), place)
+    }
+
+    fn __len__(&self) -> usize {
+        self.members.len()
+    }
+}
+
+impl GradientBatch {
+    /// Registers the memory of all members.
+    fn lend(&self, addresses: &Bound<'_, PyList>, owners: &Bound<'_, PyTuple>) -> PyResult<Arc<LentMemory>> {
         if addresses.len() != self.members.len() || owners.len() != self.members.len() {
             return Err(PyValueError::new_err(format!(
                 "a batch of {} gradients was given {} addresses and {} owners",
@@ -94,22 +119,7 @@ impl GradientBatch {
         });
         // One hold on all owners, which every region shares.
         let pieces = Pieces::Many(pieces.collect::<PyResult<_>>()?);
-        let memory = LentMemory::register(owners.clone().into_any().unbind(), pieces);
-        let submissions: Vec<Submission> = (self.members.iter().zip(memory.pieces()))
-            .map(|(member, piece)| {
-                let (request, dtype) = (member.request.clone(), member.dtype);
-                let submission = match &device {
-                    None => Submission::new(request, memory.region(piece, dtype)?),
-                    Some(device) => device.submission(request, &memory, piece, dtype),
-                };
-                Ok(submission.in_group(self.group))
-            })
-            .collect::<PyResult<_>>()?;
-        Ok(BatchHandle::submit(&job, submissions)?.computed_at(device.as_ref()))
-    }
-
-    fn __len__(&self) -> usize {
-        self.members.len()
+        Ok(LentMemory::register(owners.clone().into_any().unbind(), pieces))
     }
 }
 
@@ -122,8 +132,6 @@ pub(crate) struct BatchHandle {
     taking: AtomicBool,
     /// The first error, once all outcomes have been taken.
     error: OnceLock<Option<EngineError>>,
-    /// When a device has computed what was submitted.
-    computed: Option<Event>,
 }
 
 #[pymethods]
@@ -131,19 +139,6 @@ impl BatchHandle {
     /// Whether all are done, successfully or not.
     fn poll(&self) -> bool {
         self.tickets.iter().all(Ticket::is_done)
-    }
-
-    /// Whether the device has computed what was submitted. A device that has failed computes nothing more.
-    fn is_computed(&self) -> bool {
-        self.computed.as_ref().is_none_or(|computed| computed.has_happened().unwrap_or(true))
-    }
-
-    /// Returns when it has.
-    fn wait_until_computed(&self, py: Python<'_>) -> PyResult<()> {
-        while !py.detach(|| on_device::happens_soon(|| self.is_computed())) {
-            py.check_signals()?;
-        }
-        Ok(())
     }
 
     /// Waits until all are done. Raises the first error.
@@ -173,13 +168,7 @@ impl BatchHandle {
             submissions.into_iter().map(|submission| engine.submit(submission)).collect();
         let tickets = tickets.map_err(|error| errors::raised(job.world.report(error)))?;
         let (taking, error) = (AtomicBool::new(false), OnceLock::new());
-        Ok(BatchHandle { tickets, job: Arc::downgrade(job), taking, error, computed: None })
-    }
-
-    /// The same for tensors on a device.
-    pub(crate) fn computed_at(mut self, device: Option<&OnStream>) -> BatchHandle {
-        self.computed = device.map(OnStream::ready);
-        self
+        Ok(BatchHandle { tickets, job: Arc::downgrade(job), taking, error })
     }
 
     /// Releases all memory that was lent, and returns the first error. Releasing may run Python code and with it other

@@ -15,6 +15,8 @@
 #![deny(unsafe_code)]
 
 mod calls;
+mod device_handle;
+mod device_request;
 mod dlpack;
 mod errors;
 mod gradient_batch;
@@ -34,6 +36,7 @@ mod sampling;
 mod settings;
 mod stacks;
 mod tensorflow;
+mod torch_tensor;
 mod waiting;
 mod world;
 mod xla_ffi;
@@ -50,6 +53,10 @@ mod _native {
         Ok(())
     }
 
+    #[pymodule_export]
+    use crate::device_handle::DeviceHandle;
+    #[pymodule_export]
+    use crate::device_request::{submit_on_device, submit_tensors_on_device, works_on_devices};
     #[pymodule_export]
     use crate::errors::HorovodInternalError;
     #[pymodule_export]
@@ -69,7 +76,7 @@ mod _native {
         MxnetCall, load_mxnet, mxnet_allgather, mxnet_allreduce, mxnet_alltoall, mxnet_broadcast, mxnet_reducescatter,
     };
     #[pymodule_export]
-    use crate::on_device::reduces_on_devices;
+    use crate::on_device::device_stands_in;
     #[pymodule_export]
     use crate::records::{
         mark_epoch, mark_iteration, name_thread, note_setting, phase_begin, phase_end, phase_of, start_timeline,
@@ -85,7 +92,7 @@ mod _native {
     #[pymodule_export]
     use crate::sampling::watch_own_code;
     #[pymodule_export]
-    use crate::settings::{switch_setting, text_setting};
+    use crate::settings::{switch_or_auto_setting, switch_setting, text_setting};
     #[pymodule_export]
     use crate::tensorflow::register_tensorflow_ops;
     #[pymodule_export]

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use farandole::stall::Stacks;
-use farandole::{Address, EngineError, Environment, Launcher, Protection, Rank, Setup, StoreRank, World};
+use farandole::{Address, EngineError, Environment, Launcher, OpenDevice, Protection, Rank, Setup, StoreRank, World};
 use farandole_c::job::{self, BeginError, Interpreter};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -23,6 +23,7 @@ use pyo3::prelude::*;
 use crate::calls;
 use crate::errors;
 use crate::mxnet;
+use crate::on_device;
 use crate::request::read_group;
 use crate::sampling;
 use crate::stacks;
@@ -118,7 +119,8 @@ pub(crate) fn init(
         return if job.world.engine().is_forked() { Err(errors::forked()) } else { Ok(()) };
     }
     let stacks = Some(prepare(py)?);
-    let setup = Setup { environment, stacks, wire_protection, ..Setup::default() };
+    let devices = on_device::device_stands_in().then(|| Arc::new(on_device::open) as OpenDevice);
+    let setup = Setup { environment, stacks, wire_protection, devices, ..Setup::default() };
     py.detach(|| job::begin(setup, &process_sets, dynamic)).map_err(|error| match error {
         BeginError::Forked => errors::forked(),
         BeginError::Library(error) => errors::raised(error),

@@ -14,8 +14,7 @@ use pyo3::types::{PyList, PyTuple};
 use crate::errors;
 use crate::gradient_batch::BatchHandle;
 use crate::handle::{Handle, ResultMemory};
-use crate::lent_memory::{self, LentMemory, Piece, Pieces};
-use crate::on_device::OnStream;
+use crate::lent_memory;
 use crate::world::{self, Job};
 
 /// How many arguments [`allreduce`] has, and hence each tuple of [`allreduce_many`].
@@ -101,11 +100,9 @@ fn read_allreduce(arguments: &Bound<'_, PyAny>) -> PyResult<Submission> {
 }
 
 /// Asks for the combination of all ranks' tensors, in place, for each of `tensors`: tuples of name, address, shape,
-/// element type and owner. With `batch`, a name that is the same on all ranks, they run together or not at all. With
-/// `device`, its number and the handle of a stream, they lie there, and hold their data when the stream has done what
-/// it has. All of them are read before the first is submitted.
+/// element type and owner. With `batch`, a name that is the same on all ranks, they run together or not at all. All of
+/// them are read before the first is submitted.
 #[pyfunction]
-#[pyo3(signature = (tensors, op, prescale, postscale, group, batch, device=None))]
 pub(crate) fn allreduce_batch(
     tensors: &Bound<'_, PyAny>,
     op: u8,
@@ -113,29 +110,21 @@ pub(crate) fn allreduce_batch(
     postscale: f64,
     group: i64,
     batch: Option<&str>,
-    device: Option<(u32, u64)>,
 ) -> PyResult<BatchHandle> {
     let job = world::current()?;
-    let device = device.map(|(ordinal, stream)| OnStream::record(ordinal, stream)).transpose()?;
     let collective = Collective::Allreduce { op: read_op(op)?, prescale, postscale };
     let group = read_group(group)?;
     let mut submissions = read_each(tensors, |arguments| {
         let arguments = arguments.cast::<PyTuple>()?;
-        let submission = match &device {
-            None => {
-                let (name, shape, dtype, input) = read_tensor(arguments, TENSOR_ARGUMENTS)?;
-                Submission::new(Request::new(name, collective.clone(), dtype, shape), input)
-            }
-            Some(device) => read_tensor_on_device(arguments, &collective, device)?,
-        };
-        Ok(submission.in_group(group))
+        let (name, shape, dtype, input) = read_tensor(arguments, TENSOR_ARGUMENTS)?;
+        Ok(Submission::new(Request::new(name, collective.clone(), dtype, shape), input).in_group(group))
     })?;
     if let Some(name) = batch {
         let members = u32::try_from(submissions.len()).expect("invariant: a list has fewer than 2^32 entries here");
         let batch = Batch { name: name.into(), members };
         submissions.iter_mut().for_each(|submission| submission.request.batch = Some(batch.clone()));
     }
-    Ok(BatchHandle::submit(&job, submissions)?.computed_at(device.as_ref()))
+    BatchHandle::submit(&job, submissions)
 }
 
 /// Reads submissions from a list, or from anything else that can be iterated over.
@@ -147,20 +136,6 @@ fn read_each(
         Ok(list) => list.iter().map(|one| read(&one)).collect(),
         Err(_) => all.try_iter()?.map(|one| read(&one?)).collect(),
     }
-}
-
-/// The same tuple for a tensor on a device.
-fn read_tensor_on_device(
-    arguments: &Bound<'_, PyTuple>,
-    collective: &Collective,
-    device: &OnStream,
-) -> PyResult<Submission> {
-    let (name, address, shape, dtype, owner): (String, usize, Vec<u64>, u8, Py<PyAny>) = arguments.extract()?;
-    let (name, dtype): (Arc<str>, _) = (name.into(), element_type(dtype)?);
-    let piece = Piece { address, len_bytes: len_bytes(&shape, dtype)?, name: Arc::clone(&name) };
-    let memory = LentMemory::register(owner, Pieces::One(piece));
-    let request = Request::new(name, collective.clone(), dtype, shape);
-    Ok(device.submission(request, &memory, &memory.pieces()[0], dtype))
 }
 
 /// Name, address, shape, element type and owner: the first of a tuple of `count` arguments. The memory is lent.
@@ -452,7 +427,7 @@ fn read_shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
 }
 
 /// Whole numbers from zero. Tuples, which shapes nearly always are, are read without an iterator.
-fn read_numbers(numbers: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u64>> {
+pub(crate) fn read_numbers(numbers: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u64>> {
     let read = |number: &Bound<'_, PyAny>| {
         let number: i64 = number.extract()?;
         u64::try_from(number).map_err(|_| PyValueError::new_err(format!("{what} holds {number}, which is below zero")))

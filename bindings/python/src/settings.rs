@@ -21,3 +21,10 @@ pub(crate) fn switch_setting(name: &str) -> PyResult<bool> {
     let setting = find(name)?;
     Ok(setting.read(|variable| std::env::var(variable).ok()).unwrap_or_else(|_| setting.default_value()))
 }
+
+/// The same for a setting that may be left to us: `None`.
+#[pyfunction]
+pub(crate) fn switch_or_auto_setting(name: &str) -> PyResult<Option<bool>> {
+    let setting = find(name)?;
+    Ok(setting.read(|variable| std::env::var(variable).ok()).unwrap_or_else(|_| setting.default_value()))
+}

@@ -30,7 +30,6 @@ pub(crate) const UNUSED: &[Setting] = &[
     none("HOROVOD_AUTOTUNE_*", AUTOTUNE_WHY),
     none("HOROVOD_BATCH_D2D_MEMCOPIES", GPU_WHY),
     none("HOROVOD_NUM_NCCL_STREAMS", GPU_WHY),
-    none("HOROVOD_ENABLE_ASYNC_COMPLETION", GPU_WHY),
     none("HOROVOD_ADASUM_MPI_CHUNK_SIZE", MPI_WHY),
     none("HOROVOD_MPI_THREADS_DISABLE", MPI_WHY),
     none("HOROVOD_CCL_CACHE", "oneCCL is not used"),

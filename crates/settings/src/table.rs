@@ -56,7 +56,7 @@ pub const SECTIONS: &[Section] = &[
     Section {
         title: "Python",
         text: "Read by the Python package.",
-        settings: &[DYNAMIC_PROCESS_SETS, COMMAND, ELASTIC],
+        settings: &[DYNAMIC_PROCESS_SETS, ASYNC_COMPLETION, COMMAND, ELASTIC],
     },
     Section {
         title: "Horovod's settings that have no effect",
@@ -460,6 +460,18 @@ pub const PHASES: Setting = Setting::does(
     "1",
     "0: PyTorch is left as it is; phases of a script are not marked by themselves.",
 );
+
+/// `FARANDOLE_ASYNC_COMPLETION`.
+pub const ASYNC_COMPLETION: Setting = Setting::does(
+    "FARANDOLE_ASYNC_COMPLETION",
+    Reader::Python,
+    Kind::SwitchOrAuto,
+    "auto",
+    "Whether PyTorch's `synchronize` and `step` return before operations in device memory are done; the current stream \
+     waits for them. `auto`: where the same names have been reduced well before; `0`: never; `1`: always. What goes \
+     wrong is raised by a later call then.",
+)
+.horovod("HOROVOD_ENABLE_ASYNC_COMPLETION");
 
 /// `FARANDOLE_DYNAMIC_PROCESS_SETS`.
 pub const DYNAMIC_PROCESS_SETS: Setting = Setting::does(

@@ -8,7 +8,7 @@ use super::code::{Lines, word_positions};
 use super::tree::File;
 
 /// Files and folders that may hold unsafe code.
-const MODULES: [&str; 33] = [
+const MODULES: [&str; 34] = [
     "bindings/c/src/direct.rs",
     "bindings/c/src/export.rs",
     "bindings/c/src/fork_handler.rs",
@@ -26,6 +26,7 @@ const MODULES: [&str; 33] = [
     "bindings/python/src/library.rs",
     "bindings/python/src/mxnet/",
     "bindings/python/src/tensorflow/",
+    "bindings/python/src/torch_tensor.rs",
     "bindings/python/src/xla_ffi/",
     "crates/device/src/allocation.rs",
     "crates/device/src/cuda/",

@@ -15,7 +15,7 @@ import torch
 from farandole import _native
 from farandole.exports import Average
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import handles, lent_memory, staging
+from farandole.torch import device_memory, handles, lent_memory, run_ahead, staging
 from farandole.torch.reduce import allreduce, differentiable
 
 __all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
@@ -31,6 +31,23 @@ def _submit(
     )
 
 
+def _start_on_device(
+    tensor: torch.Tensor, name: Optional[str], root_rank: int, group: int, *, in_place: bool
+) -> Optional[int]:
+    """A handle, if the tensor is broadcast in the memory of its GPU."""
+    collective = ("broadcast", int(root_rank))
+    if not device_memory.lies_there(tensor) or not device_memory.takes([tensor], collective, group):
+        return None
+    if in_place:
+        lent_memory.check_writable(tensor)
+    full_name = handles.name_of("broadcast", name, group)
+    output = None if in_place else device_memory.new_like(tensor)
+    lent = device_memory.Lent(full_name, tensor, output)
+    repeated = None if name is None else run_ahead.repeated(full_name)
+    work = device_memory.submit([lent], collective, group, None, repeated)
+    return handles.put(work, lambda _results: lent.take_back() if output is None else output)
+
+
 def broadcast_async(
     tensor: torch.Tensor,
     root_rank: int,
@@ -40,6 +57,9 @@ def broadcast_async(
     """Asks for the root's tensor. All ranks' tensors have the same shape and type; they are left as they are, and a new
     one comes from `synchronize` of the returned handle."""
     group = group_for(process_set, "Broadcast")
+    handle = _start_on_device(tensor, name, root_rank, group, in_place=False)
+    if handle is not None:
+        return handle
     loan, output = lent_memory.lend_for_copy(tensor)
     work = _submit(handles.name_of("broadcast", name, group), loan, output, root_rank, group)
     return handles.put(work, lambda _results: loan.result() if output is None else output)
@@ -53,6 +73,9 @@ def broadcast_async_(
 ) -> int:
     """As `broadcast_async`, in place: `synchronize` returns the tensor itself, which then holds the root's data."""
     group = group_for(process_set, "Broadcast")
+    handle = _start_on_device(tensor, name, root_rank, group, in_place=True)
+    if handle is not None:
+        return handle
     loan = lent_memory.lend_to_write(tensor)
     full_name = handles.name_of("broadcast", name, group)
     work = _submit(full_name, loan, None, root_rank, group)

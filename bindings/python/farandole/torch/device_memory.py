@@ -1,52 +1,61 @@
-"""Allreduces of tensors in the memory of a GPU, where they lie.
+"""Collectives of tensors in the memory of a GPU, where they lie.
 
-The engine reduces them in device memory if all ranks of the group are on one host and can map each other's. It learns
-from an event in the current stream when the data are there; results are there for whatever comes into the stream that
-is current when somebody waits for them. Nothing is copied, and the host does not wait for the device to compute.
+The engine learns from an event in the current stream when the data are there; results are there for whatever comes into
+the stream that is current when somebody waits for them (`device_work`). The host does not wait for the device to
+compute.
 
-Not everything can be reduced so (`take`): strided tensors, Adasum, groups across hosts, and FARANDOLE_PLANE=staged go
-through pinned host memory (`lent_memory`, `staging`). All ranks decide alike, because they decide by what the engine
-has agreed on and by what the request says.
+Not everything is carried out there (`takes`): tensors of one call on several GPUs, element types that the engine does
+not know, groups and operations that it does not work on devices for, and FARANDOLE_PLANE=staged go through pinned host
+memory (`lent_memory`, `staging`). All ranks decide alike, because they decide by what the request says and by what all
+of them know (`_native.works_on_devices`). How a tensor lies in memory is each rank's own business: one that is not
+contiguous is copied within its device, and so is its result.
 
-Invariant: a tensor's storage lives until its request is done, and by then no kernel of ours uses it. So the allocator
-needs no word of our streams.
+Invariant: a tensor's storage lives until its request is over and no work of ours on the device uses it any more. So the
+allocator needs no word of our streams (`record_stream`): it gets memory back only when that is free for every stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Optional
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
 
 import torch
 
 from farandole import _native
-from farandole.basics import basics
+from farandole.torch import run_ahead
+from farandole.torch.device_work import CollectingWork, DeviceWork
 from farandole.torch.lent_memory import DTYPE_CODES, raise_moved
-from farandole.torch.staging import DeviceWork, current_place
+from farandole.torch.run_ahead import Repeated
+from farandole.torch.staging import current_place
 
-def reduces_in(group: int) -> bool:
-    """Whether this group reduces tensors in device memory."""
-    return _native.reduces_on_devices(group)
+Collective = tuple[Any, ...]
+"""What is asked for, as `_native.submit_on_device` reads it: ("allreduce", op, prescale, postscale), ("allgather",)…"""
+
+stands_in = _native.device_stands_in()
+"""Whether host memory stands in for a GPU's: in tests."""
 
 
-def take(tensors: Sequence[torch.Tensor], op: int, group: int) -> bool:
-    """Whether these tensors are reduced where they lie, together: on one GPU."""
-    device = tensors[0].device
-    if device.type != "cuda" or op == basics.Adasum or not reduces_in(group):
+def lies_there(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is in the memory of a GPU."""
+    return tensor.is_cuda or stands_in and tensor.is_cpu
+
+
+def takes(tensors: Sequence[torch.Tensor], collective: Collective, group: int) -> bool:
+    """Whether this is carried out where the tensors lie: on one GPU."""
+    first = tensors[0]
+    if not lies_there(first):
         return False
-    return all(
-        tensor.device == device
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and tensor.dtype in DTYPE_CODES
-        and not tensor.is_neg()
-        for tensor in tensors
-    )
+    device, layout = first.device, torch.strided
+    for tensor in tensors:
+        if tensor.device != device or tensor.layout is not layout:
+            return False
+    codes = {DTYPE_CODES.get(dtype) for dtype in {tensor.dtype for tensor in tensors}}
+    return all(code is not None and _native.works_on_devices(group, collective, code) for code in codes)
 
 
 def place_to_record(device: torch.device) -> tuple[int, int]:
-    """The same where the engine may record an event now."""
-    if torch.cuda.is_current_stream_capturing():
+    """The number of a device and its current stream, where the engine may record an event now."""
+    if not stands_in and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "A collective cannot become part of a CUDA graph: the ranks agree on each one when it runs. Capture what "
             "lies before and behind it, or leave it out of the graph."
@@ -54,23 +63,134 @@ def place_to_record(device: torch.device) -> tuple[int, int]:
     return current_place(device)
 
 
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of it on its device that the engine can work on."""
+    if tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
+    return tensor.detach().resolve_neg().contiguous()
+
+
+class Lent:
+    """A tensor that is lent to the engine on its device."""
+
+    __slots__ = ("_address", "_shape", "memory", "name", "output", "tensor")
+
+    def __init__(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        output: Optional[torch.Tensor] = None,
+        shape: Optional[tuple[int, ...]] = None,
+    ) -> None:
+        self.name = name
+        self.tensor = tensor
+        """The caller's."""
+        self.memory = contiguous(tensor)
+        """What the engine gets: the caller's tensor, or a contiguous copy."""
+        self.output = output
+        """Where the result goes, contiguous; without one, to `memory` or to memory of the engine's."""
+        self._address = tensor.data_ptr()
+        self._shape = shape
+        """As which the ranks see it, if not as it is."""
+
+    def native_arguments(self) -> tuple[Any, ...]:
+        """What the engine is told of it."""
+        memory, output = self.memory, self.output
+        where = None if output is None else (output.data_ptr(), output.numel(), output.untyped_storage())
+        return (
+            self.name,
+            memory.data_ptr(),
+            memory.shape if self._shape is None else self._shape,
+            DTYPE_CODES[memory.dtype],
+            memory.untyped_storage(),
+            where,
+        )
+
+    def take_back(self) -> torch.Tensor:
+        """The caller's tensor with the result in it, which replaces the contribution."""
+        tensor = self.tensor
+        if tensor.data_ptr() != self._address:
+            raise_moved(self.name)
+        if tensor is not self.memory:
+            # Through `data`: autograd is told as little of it as of what the engine writes by itself.
+            tensor.data.copy_(self.memory)
+        return tensor
+
+
+def lend(
+    names: Sequence[str], tensors: Sequence[torch.Tensor], outputs: Optional[Sequence[torch.Tensor]] = None
+) -> list[Lent]:
+    """Lends tensors of one GPU, each under its name."""
+    if outputs is None:
+        return [Lent(name, tensor) for name, tensor in zip(names, tensors)]
+    return [Lent(*each) for each in zip(names, tensors, outputs)]
+
+
+def new_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor of the same shape, for a result."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
+
+
 def submit(
-    tensors: Sequence[tuple[str, torch.Tensor]],
-    reduction: tuple[int, float, float],
+    lent: Sequence[Lent],
+    collective: Collective,
     group: int,
     batch: Optional[str] = None,
+    repeated: Optional[Repeated] = None,
+    check: Optional[Callable[[_native.DeviceHandle], None]] = None,
+    priority: int = 0,
 ) -> DeviceWork:
-    """Reduces tensors of one device in place, each under its name. `batch` names a group that runs together."""
-    device = tensors[0][1].device
-    arguments = [
-        (name, tensor.data_ptr(), tensor.shape, DTYPE_CODES[tensor.dtype], tensor.untyped_storage())
-        for name, tensor in tensors
-    ]
-    handle = _native.allreduce_batch(arguments, *reduction, group, batch, place_to_record(device))
-    return DeviceWork(handle, device)
+    """Asks for a collective whose results go to the outputs, or replace the contributions. `batch` names a group that
+    runs together, `repeated` is what the script may ask for again, `check` looks at what came of it."""
+    return DeviceWork(_ask(lent, collective, group, batch, repeated, priority), lent[0].tensor.device, repeated, check)
 
 
-def check_place(name: str, tensor: torch.Tensor, address: int) -> None:
-    """Raises if a tensor has got other memory since it lay at this address."""
-    if tensor.data_ptr() != address:
-        raise_moved(name)
+def submit_as_they_are(
+    names: list[str],
+    tensors: list[torch.Tensor],
+    collective: Collective,
+    group: int,
+    batch: Optional[str],
+    repeated: Optional[Repeated],
+    priority: int = 0,
+) -> Optional[DeviceWork]:
+    """Asks for a collective of many tensors whose results replace them, in one call that asks the tensors what they
+    are. `None` if one of them is not contiguous or is not worked on where it lies; nothing has been asked for then."""
+    if any(map(torch.Tensor.is_neg, tensors)):
+        return None
+    device = tensors[0].device
+    place = _prepare(device, repeated)
+    handle = _native.submit_tensors_on_device(collective, names, tensors, group, batch, place, priority=priority)
+    return None if handle is None else DeviceWork(handle, device, repeated)
+
+
+def collect(
+    lent: Sequence[Lent],
+    collective: Collective,
+    group: int,
+    batch: Optional[str] = None,
+    repeated: Optional[Repeated] = None,
+) -> CollectingWork:
+    """Asks for a collective whose results are as large as the ranks agree."""
+    return CollectingWork(_ask(lent, collective, group, batch, repeated), lent[0].tensor.device, repeated)
+
+
+def _ask(
+    lent: Sequence[Lent],
+    collective: Collective,
+    group: int,
+    batch: Optional[str],
+    repeated: Optional[Repeated],
+    priority: int = 0,
+) -> _native.DeviceHandle:
+    place = _prepare(lent[0].tensor.device, repeated)
+    tensors = [each.native_arguments() for each in lent]
+    return _native.submit_on_device(collective, tensors, group, batch, place, priority=priority)
+
+
+def _prepare(device: torch.device, repeated: Optional[Repeated]) -> tuple[int, int]:
+    """What comes before every request. Returns where the engine records when its data are there."""
+    run_ahead.sweep()
+    if repeated is not None:
+        repeated.let_last_end()
+    return place_to_record(device)

@@ -1,6 +1,7 @@
 """Allgather and alltoall: rows of the first dimension from all ranks, in the order of the process set.
 
-How large a result is depends on the other ranks; the engine makes its memory, and the tensor returned is that memory.
+How large a result is depends on the other ranks; the engine makes its memory, and the tensor returned is that memory,
+or on a GPU a copy of it. `synchronize` therefore waits until the ranks have agreed, on every device.
 
 Gradients are those of Horovod. Of an allgather: the *average* of the ranks' gradients of the result, and of it this
 rank's rows. Of an alltoall: the gradient's rows, sent back to where they came from.
@@ -17,7 +18,7 @@ from farandole import _native
 from farandole.exceptions import HorovodInternalError
 from farandole.exports import Average
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import handles, lent_memory, staging
+from farandole.torch import device_memory, handles, lent_memory, staging
 from farandole.torch.reduce import allreduce, differentiable, grouped_allreduce
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
 
 Splits = Union[torch.Tensor, Sequence[int], None]
 
+_ALLGATHER = ("allgather",)
+
 
 def allgather_async(
     tensor: torch.Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set
@@ -39,6 +42,9 @@ def allgather_async(
     The tensor is left as it is; a new one comes from `synchronize` of the returned handle."""
     group = group_for(process_set, "Allgather")
     full_name = handles.name_of("allgather", name, group)
+    if device_memory.lies_there(tensor) and device_memory.takes([tensor], _ALLGATHER, group):
+        gathering = device_memory.collect(device_memory.lend([full_name], [tensor]), _ALLGATHER, group)
+        return handles.put(gathering, lambda results: results[0].tensor(tensor.dtype))
     loan = lent_memory.lend(tensor)
     work = staging.submit([loan], lambda: [_native.allgather(full_name, *loan.native_arguments(), group, None)])
     return handles.put(work, lambda results: lent_memory.from_result(results[0], loan.tensor.device))
@@ -85,8 +91,13 @@ def grouped_allgather_async(
     `synchronize` returns a list."""
     group = group_for(process_set, "Allgather")
     base_name = handles.name_of("grouped_allgather", name, group)
+    batch = (base_name, len(tensors))
+    if tensors and device_memory.lies_there(tensors[0]) and device_memory.takes(tensors, _ALLGATHER, group):
+        names = [handles.member_name(*batch, index) for index in range(len(tensors))]
+        dtypes = [tensor.dtype for tensor in tensors]
+        work = device_memory.collect(device_memory.lend(names, tensors), _ALLGATHER, group, base_name)
+        return handles.put(work, lambda results: [result.tensor(dtype) for result, dtype in zip(results, dtypes)])
     loans = [lent_memory.lend(tensor) for tensor in tensors]
-    batch = (base_name, len(loans))
 
     def ask() -> list[_native.Handle]:
         return [
@@ -167,7 +178,7 @@ class _SplitsRefused:
         self.poll = work.poll
         self._wait = work.wait
 
-    def wait(self) -> list[_native.Result]:
+    def wait(self) -> Sequence[Any]:
         try:
             return self._wait()
         except HorovodInternalError as error:
@@ -188,14 +199,21 @@ def alltoall_async(
     group = group_for(process_set, "Alltoall")
     rows = _read_splits(splits)
     full_name = handles.name_of("alltoall", name, group)
-    loan = lent_memory.lend(tensor)
-    work: Any = staging.submit([loan], lambda: [_native.alltoall(full_name, *loan.native_arguments(), rows, group)])
+    device, dtype = tensor.device, tensor.dtype
+    on_device = device_memory.lies_there(tensor) and device_memory.takes([tensor], ("alltoall", None), group)
+    if on_device:
+        lent = device_memory.lend([full_name], [tensor])
+        work: Any = device_memory.collect(lent, ("alltoall", rows), group)
+    else:
+        loan = lent_memory.lend(tensor)
+        work = staging.submit([loan], lambda: [_native.alltoall(full_name, *loan.native_arguments(), rows, group)])
     if not _fit(rows, tensor, process_set.size() or 1):
         work = _SplitsRefused(work)
 
-    def finish(results: list[_native.Result]) -> tuple[torch.Tensor, torch.Tensor]:
+    def finish(results: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         [result] = results
-        return lent_memory.from_result(result, loan.tensor.device), _received(result.received_splits, splits)
+        came = result.tensor(dtype) if on_device else lent_memory.from_result(result, device)
+        return came, _received(result.received_splits, splits)
 
     return handles.put(work, finish)
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from farandole import _native
-from farandole.torch import grad_scaler, phases
+from farandole.torch import grad_scaler, phases, run_ahead
 from farandole.torch.gradient_queue import GradientQueue
 from farandole.torch.grouping import Groups
 from farandole.torch.mpi_ops import size
@@ -77,7 +77,10 @@ class _DistributedOptimizer:
 
     def synchronize(self) -> None:
         """Waits until all gradients are reduced. Gradients that backward did not compute count as zeros, so that ranks
-        may take different branches. Does nothing if nothing has changed since the last call."""
+        may take different branches. Does nothing if nothing has changed since the last call.
+
+        Gradients on a GPU are reduced for whatever comes into the current stream; the host does not wait for them once
+        they have been reduced well (`farandole.torch.run_ahead`)."""
         self._warn_when_synchronized = True
         self._reduce_all()
 
@@ -178,6 +181,8 @@ class _DistributedOptimizer:
             )
         if self._gradient_queue.has_new:
             self._gradient_queue.reset()
+        # Before new gradients need the memory of the old.
+        run_ahead.sweep()
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
         phases.forward_begins()
 

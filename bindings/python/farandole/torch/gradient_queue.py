@@ -15,8 +15,9 @@ With groups of the user's, batches are these groups instead, and the members of 
 Hooks run in the threads of autograd and `synchronize` in the thread that calls the optimizer; autograd returns from
 backward after its last hook, and all of it happens under the interpreter's lock. So nothing here is locked.
 
-This file is the steady state: dense gradients, reduced in place, in host memory or in that of one GPU. Gradients of any
-other kind, and those in no batch, are submitted by `gradient_submission`.
+This file is the steady state: dense gradients, reduced in place, in host memory or in that of one GPU, where they may
+travel in a narrower type (`gradient_narrowing`). Gradients of any other kind, and those in no batch, are submitted by
+`gradient_submission`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from typing import Any, cast
 import torch
 
 from farandole import _native
-from farandole.basics import basics as _basics
-from farandole.torch import device_memory, gradient_errors, gradient_packing, gradient_submission, staging
+from farandole.torch import device_memory, gradient_errors, gradient_packing, gradient_submission, run_ahead, staging
 from farandole.torch.batch_order import BatchOrder
 from farandole.torch.compression import NoneCompressor
+from farandole.torch.device_work import DeviceWork
+from farandole.torch.gradient_narrowing import NarrowCopies, is_narrowed, narrow_type
 from farandole.torch.gradients import Gradient
+from farandole.torch.lent_memory import DTYPE_CODES
 from farandole.torch.reduce_options import ReduceOptions
+from farandole.torch.run_ahead import Repeated
 
 
 class GradientBatch:
@@ -41,7 +45,8 @@ class GradientBatch:
     `missing` counts those that are not; `addresses` and `owners` are the memory and the storages of those that are.
     `needs_packing` says that one of them cannot be reduced in place; then all are submitted by `gradient_submission`.
     `place` is the GPU on which all of them lie and the stream that computed them, or `None` for host memory.
-    `key` names a group of the user's.
+    `key` names a group of the user's. `repeated` is what was submitted on a GPU, from round to round;
+    `narrow` the type in which it travels, if not their own, in `narrow_copies`.
     """
 
     __slots__ = (
@@ -49,11 +54,14 @@ class GradientBatch:
         "key",
         "members",
         "missing",
+        "narrow",
+        "narrow_copies",
         "native",
         "needs_packing",
         "owners",
         "place",
         "process_set_id",
+        "repeated",
     )
 
     def __init__(self, members: Sequence[Gradient], key: str | None = None) -> None:
@@ -65,6 +73,9 @@ class GradientBatch:
         """From now on these are the members."""
         self.members = list(members)
         self.native: _native.GradientBatch | None = None
+        self.repeated = Repeated()
+        self.narrow: torch.dtype | None = None
+        self.narrow_copies: NarrowCopies | None = None
         for index, gradient in enumerate(self.members):
             gradient.batch, gradient.index = self, index
         self.reset()
@@ -86,17 +97,43 @@ class GradientBatch:
             self.needs_packing = True
 
     def submit(self, options: ReduceOptions) -> _native.BatchHandle | staging.AnyWork:
-        """Submits all members, which are reduced in place."""
-        if self.native is None or self.process_set_id != options.process_set.process_set_id:
+        """Submits all members, which are reduced in place; on a GPU, in a narrower type if one is asked for."""
+        narrow = None if self.place is None else narrow_type(options.compression)
+        if (
+            self.native is None
+            or self.process_set_id != options.process_set.process_set_id
+            or self.narrow is not narrow
+        ):
             self.process_set_id = options.group()
+            self.narrow = narrow
             # Gradients that are reduced in place have an element type that the engine knows.
-            members = [(gradient.name, gradient.shape, cast(int, gradient.dtype_code)) for gradient in self.members]
+            code = None if narrow is None else DTYPE_CODES[narrow]
+            members = [
+                (gradient.name, gradient.shape, cast(int, gradient.dtype_code) if code is None else code)
+                for gradient in self.members
+            ]
             self.native = _native.GradientBatch(members, *options.reduction(), self.process_set_id, self.key)
         if self.place is None:
             return self.native.submit(self.addresses, tuple(self.owners))
-        device = torch.device("cuda", self.place[0])
+        return self._submit_on_device(self.native, self.place)
+
+    def _submit_on_device(self, native: _native.GradientBatch, place: tuple[int, int]) -> DeviceWork:
+        device = self.members[0].parameter.device
         device_memory.place_to_record(device)
-        return staging.DeviceWork(self.native.submit(self.addresses, tuple(self.owners), self.place), device)
+        run_ahead.sweep()
+        self.repeated.let_last_end()
+        addresses, owners = self.addresses, tuple(self.owners)
+        if self.narrow is not None:
+            gradients = self.submitted()
+            if self.narrow_copies is None or not self.narrow_copies.fit(gradients, place):
+                self.narrow_copies = NarrowCopies(gradients, self.narrow, place)
+            self.narrow_copies.fill(gradients)
+            addresses, owners = self.narrow_copies.addresses, self.narrow_copies.owners
+        return DeviceWork(native.submit_on_device(addresses, owners, place), device, self.repeated)
+
+    def submitted(self) -> list[torch.Tensor]:
+        """The gradients of all members, which are in flight."""
+        return [cast(torch.Tensor, gradient.submitted) for gradient in self.members]
 
 
 class GradientQueue:
@@ -116,6 +153,8 @@ class GradientQueue:
         self._batches: list[GradientBatch] = []
         self._in_flight: list[Gradient] = []
         self._handles: list[_native.BatchHandle | staging.AnyWork] = []
+        #: Batches whose narrow copies are in flight.
+        self._narrowed: list[GradientBatch] = []
         self._order = BatchOrder()
 
     # Registration
@@ -154,6 +193,11 @@ class GradientQueue:
         """The function that backward calls whenever this gradient has been accumulated. It runs for each gradient of
         each iteration: it does as little as it can, and it reads the gradient's fields while they are in the cache."""
         uncompressed = self.options.compression is NoneCompressor
+        narrow = narrow_type(self.options.compression)
+        stands_in = device_memory.stands_in
+
+        def is_narrowed_there(grad: torch.Tensor) -> bool:
+            return (grad.is_cuda or stands_in) and is_narrowed(grad.dtype, cast(torch.dtype, narrow))
 
         def gradient_hook(parameter: torch.Tensor) -> None:
             if self.no_sync:
@@ -170,8 +214,8 @@ class GradientQueue:
                 self._submit((gradient,))
                 return
             grad: Any = parameter.grad  # A tensor: its hook runs.
-            if uncompressed and gradient.reduces_in_place(grad):
-                if grad.is_cuda:
+            if (uncompressed or narrow is not None and is_narrowed_there(grad)) and gradient.reduces_in_place(grad):
+                if grad.is_cuda or stands_in:
                     batch.note_place(grad)
                 elif batch.place is not None:
                     batch.needs_packing = True
@@ -191,22 +235,31 @@ class GradientQueue:
 
     def _flush(self, batch: GradientBatch) -> None:
         """Submits a batch whose members are all ready."""
-        if batch.needs_packing or (batch.place is not None and not self._reduces_on_device()):
+        if batch.needs_packing or (batch.place is not None and not self._reduces_on_device(batch)):
             self._submit(batch.members, batch.key)
         else:
             self.reduced = False
             self._handles.append(batch.submit(self.options))
             self._in_flight += batch.members
+            if batch.narrow is not None:
+                self._narrowed.append(batch)
         batch.reset()
 
-    def _reduces_on_device(self) -> bool:
-        """Whether gradients on a GPU are reduced there."""
+    def _reduces_on_device(self, batch: GradientBatch) -> bool:
+        """Whether gradients of a batch, on a GPU, are reduced there."""
         options = self.options
-        return options.op != _basics.Adasum and device_memory.reduces_in(options.group())
+        collective, group = ("allreduce", *options.reduction()), options.group()
+        narrow = narrow_type(options.compression)
+        if narrow is not None:
+            return _native.works_on_devices(group, collective, DTYPE_CODES[narrow])
+        codes = {cast(int, gradient.dtype_code) for gradient in batch.members}
+        return all(_native.works_on_devices(group, collective, code) for code in codes)
 
     def _submit(self, gradients: Sequence[Gradient], key: str | None = None) -> None:
         """Submits gradients of any kind, as they are now."""
         self.reduced = False
+        # Under these names something may be under way, in other company.
+        run_ahead.settle()
         self._handles += gradient_submission.submit(gradients, self.options, key)
         self._in_flight += gradients
 
@@ -220,9 +273,11 @@ class GradientQueue:
         )
 
     def synchronize(self) -> None:
-        """Submits what has not been submitted yet, and waits until all gradients are reduced."""
+        """Submits what has not been submitted yet, and waits until all gradients are reduced. On a GPU the current
+        stream waits, and the host does not where the last round has gone well (`run_ahead`)."""
         ready = len(self._in_flight)
         try:
+            run_ahead.sweep()
             if ready < len(self._gradients):
                 self._submit_rest()
             for handle in reversed(self._handles):  # A thread that waits for the last one drives without interruption.
@@ -238,8 +293,11 @@ class GradientQueue:
                     gradient_errors.raise_changed(gradient)
                 if gradient.unpack is not None or gradient.frozen:
                     gradient_packing.finish(gradient)
-                gradient.submitted = None
+                if not self._narrowed:
+                    gradient.submitted = None
                 gradient.passes_left = passes
+            if self._narrowed:
+                self._widen()
         except BaseException:
             self.reset()
             raise
@@ -247,6 +305,15 @@ class GradientQueue:
         self.has_new, self.reduced = False, True
         if self._order.submitted_alone:
             self._learn_order(in_flight[:ready])
+
+    def _widen(self) -> None:
+        """Makes gradients of the narrow copies that were reduced."""
+        for batch in self._narrowed:
+            assert batch.narrow_copies is not None, "invariant: it was submitted with copies"
+            batch.narrow_copies.widen(batch.submitted())
+        self._narrowed = []
+        for gradient in self._in_flight:
+            gradient.submitted = None
 
     def _submit_rest(self) -> None:
         """Submits groups and batches that are incomplete, and gradients that did not become ready. The order is that of
@@ -291,5 +358,5 @@ class GradientQueue:
             gradient.passes_left = self.passes
         for batch in self._batches:
             batch.reset()
-        self._in_flight, self._handles, self._order.submitted_alone = [], [], 0
+        self._in_flight, self._handles, self._narrowed, self._order.submitted_alone = [], [], [], 0
         self.has_new = self.reduced = False

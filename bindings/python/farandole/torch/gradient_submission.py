@@ -1,8 +1,8 @@
 """Submits gradients of any kind: in no batch, packed, on a device, or sparse.
 
 Those on a device are reduced there (`device_memory`), or copied to the host together, waited for together and submitted
-with one call. A sparse gradient
-cannot run together with its group, because it is gathered and not reduced; it is submitted on its own, with a warning.
+with one call. A sparse gradient cannot run together with its group, because it is gathered and not reduced; it is
+submitted on its own, with a warning.
 
 Not here: the steady state, in which dense gradients in host memory are submitted in batches (`gradient_queue`).
 """
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 
 from farandole import _native
-from farandole.basics import basics
-from farandole.torch import device_memory, gradient_errors, gradient_packing, lent_memory, staging
+from farandole.torch import device_memory, gradient_errors, gradient_packing, lent_memory, run_ahead, staging
 from farandole.torch.compression import NoneCompressor
+from farandole.torch.device_work import DeviceWork
 from farandole.torch.gradients import Gradient
 from farandole.torch.reduce_options import ReduceOptions
 
@@ -49,7 +49,7 @@ def submit(
         if request is None:
             if key is not None and not was_sparse:
                 _warn_of_sparse(gradient)
-        elif lent_memory.is_on_device(request.memory):
+        elif device_memory.stands_in or lent_memory.is_on_device(request.memory):
             on_device.append(request)
         else:
             on_host.append(request)
@@ -84,9 +84,11 @@ def _prepare(gradient: Gradient, options: ReduceOptions) -> _Request | None:
 
 def _reduced_where_they_lie(requests: Sequence[_Request], options: ReduceOptions) -> bool:
     """Whether these gradients are reduced in the memory of their GPUs. Those of one call are submitted alike."""
-    if options.op == basics.Adasum or not device_memory.reduces_in(options.group()):
-        return False
-    return all(request.memory.is_cuda and request.memory.dtype in lent_memory.DTYPE_CODES for request in requests)
+    collective, group = ("allreduce", *options.reduction()), options.group()
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for request in requests:
+        by_device.setdefault(request.memory.device, []).append(request.memory)
+    return all(device_memory.takes(on_it, collective, group) for on_it in by_device.values())
 
 
 def _submit_on_devices(
@@ -100,10 +102,11 @@ def _submit_on_devices(
         return [_submit_staged(requests, [], options, key)]
     handles: list[staging.AnyWork] = []
     for device, on_it in by_device.items():
-        tensors = [(request.gradient.name, *request.native_arguments()) for request in on_it]
+        tensors = [(request.gradient.name, *request.native_arguments(), None) for request in on_it]
         place = device_memory.place_to_record(device)
-        handle = _native.allreduce_batch(tensors, *options.reduction(), options.group(), key, place)
-        handles.append(staging.DeviceWork(handle, device))
+        collective = ("allreduce", *options.reduction())
+        handle = _native.submit_on_device(collective, tensors, options.group(), key, place)
+        handles.append(DeviceWork(handle, device, run_ahead.WAITED_FOR))
     return handles
 
 

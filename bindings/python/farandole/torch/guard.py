@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from farandole import _native
+from farandole.torch import run_ahead
 
 _STORAGE_CALLS = ("resize_", "_share_fd_cpu_", "_share_filename_cpu_")
 """What moves a storage, whatever its arguments: also a smaller size is new memory."""
@@ -43,7 +44,7 @@ def _ask_first(kind: Any, name: str, moved_storage: Callable[..., Any]) -> None:
 
     @functools.wraps(original)
     def asking(self: Any, *arguments: Any, **options: Any) -> Any:
-        if self.device.type == "cpu":
+        if self.device.type in ("cpu", "cuda"):
             _refuse_if_lent(name, moved_storage(self, *arguments, **options))
         return original(self, *arguments, **options)
 
@@ -59,6 +60,10 @@ def _refuse_if_lent(name: str, storage: Any) -> None:
     except (RuntimeError, NotImplementedError, TypeError):
         return  # Tensors without memory, such as those that a compiler computes with.
     lent_to = _native.lent(address, size_bytes)
+    if lent_to is not None:
+        # Perhaps to what a stream waits for and the script has done with.
+        run_ahead.settle()
+        lent_to = _native.lent(address, size_bytes)
     if lent_to is not None:
         raise RuntimeError(
             f"{name}() would move memory that {lent_to!r} is working on. Call synchronize() of that operation first "

@@ -13,7 +13,8 @@ from typing import Any, Optional
 
 from farandole import _native, basics
 from farandole.request_names import count_anew, member_name, name_of
-from farandole.torch import guard, staging
+from farandole.torch import guard, run_ahead, staging
+from farandole.torch.device_work import DeviceWork
 
 __all__ = ["poll", "synchronize"]
 """What scripts call; the other names are for modules beside this one."""
@@ -24,7 +25,7 @@ class Pending:
 
     __slots__ = ("finish", "work")
 
-    def __init__(self, work: staging.AnyWork, finish: Callable[[list[_native.Result]], Any]) -> None:
+    def __init__(self, work: staging.AnyWork, finish: Callable[[Any], Any]) -> None:
         self.work = work
         self.finish = finish
         """Makes the output of the results. It holds the tensors, which therefore live as long as the handle."""
@@ -46,7 +47,7 @@ if _native.is_initialized():
     guard.keep_lent_memory_in_place()
 
 
-def put(work: staging.AnyWork, finish: Callable[[list[_native.Result]], Any]) -> int:
+def put(work: staging.AnyWork, finish: Callable[[Any], Any]) -> int:
     """Makes a handle for an operation."""
     handle = next(_next_handle)
     _pending[handle] = Pending(work, finish)
@@ -54,25 +55,32 @@ def put(work: staging.AnyWork, finish: Callable[[list[_native.Result]], Any]) ->
 
 
 def poll(handle: int) -> bool:
-    """Whether an operation is done, so that `synchronize` returns at once."""
+    """Whether an operation is done: `synchronize` returns at once, and results on a GPU are there."""
+    run_ahead.sweep()
     pending = _pending.get(handle)
     if pending is None:
         raise ValueError(f"Handle {handle} was not created or has been cleared.")
     return pending.work.poll()
 
 
-def synchronize(handle: int) -> Any:
+def synchronize(handle: int, block: bool = False) -> Any:
     """Waits for an operation and returns its output: a tensor, or a list of them for a grouped operation, or a pair for
     `alltoall_async`. Raises what went wrong. Returns `None` for a handle that was fetched before.
+
+    Tensors on a GPU are there for whatever comes into the stream that is current now. The host does not wait for an
+    operation that has a name and has gone well before, unless with `block`; what goes wrong with it is raised by a
+    later call (`farandole.torch.run_ahead`).
 
     Until this returns, the tensors of the operation belong to the engine. Somebody who changes one of them changes, or
     spoils, what the other ranks get.
     """
+    run_ahead.sweep()
     pending = _pending.get(handle)
     if pending is None:
         return None
     try:
-        results = pending.work.wait()
+        work = pending.work
+        results = work.wait_on_host() if block and isinstance(work, DeviceWork) else work.wait()
     except KeyboardInterrupt:
         # The operation goes on; its handle stays good.
         raise

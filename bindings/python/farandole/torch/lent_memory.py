@@ -156,7 +156,7 @@ def lend_to_write(tensor: torch.Tensor) -> Loan:
     """Lends a tensor that the engine reads and writes."""
     if is_plain(tensor):
         return Loan(tensor, tensor)
-    _check_writable(tensor)
+    check_writable(tensor)
     return lend(tensor)
 
 
@@ -166,7 +166,7 @@ def lend_together(tensors: Sequence[torch.Tensor]) -> list[Loan]:
     on_gpus: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
         if tensor.is_cuda:
-            _check_writable(tensor)
+            check_writable(tensor)
             on_gpus.setdefault(tensor.device, []).append(tensor)
     copied = {id(loan.tensor): loan for on_gpu in on_gpus.values() for loan in _lend_from_gpu(on_gpu)}
     return [copied.get(id(tensor)) or lend_to_write(tensor) for tensor in tensors]
@@ -187,7 +187,7 @@ def to_device(result: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def from_result(result: _native.Result, device: torch.device) -> torch.Tensor:
-    """Memory that the engine made for a result, as a tensor; on the host without a copy."""
+    """Host memory that the engine made for a result, as a tensor; on the host without a copy."""
     return to_device(torch.from_dlpack(result), device)
 
 
@@ -203,7 +203,8 @@ def _check(tensor: torch.Tensor) -> None:
         raise ValueError(f"Tensor type {tensor.type()} is not supported.")
 
 
-def _check_writable(tensor: torch.Tensor) -> None:
+def check_writable(tensor: torch.Tensor) -> None:
+    """Raises unless results can be put into a tensor."""
     _check(tensor)
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape)):
         raise ValueError(

@@ -11,6 +11,7 @@ Not here: compression, which the caller chooses (`compression.py`), and sparse t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -19,7 +20,7 @@ import torch
 from farandole import _native
 from farandole.basics import handle_average_backwards_compatibility
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import device_memory, handles, lent_memory, staging
+from farandole.torch import device_memory, handles, lent_memory, run_ahead, staging
 from farandole.torch.compression import Compression
 
 __all__ = [
@@ -52,6 +53,10 @@ class _Reduction(NamedTuple):
     def native_arguments(self) -> tuple[int, float, float]:
         """Operation and factors: arguments of calls of the engine."""
         return int(self.op), float(self.prescale_factor), float(self.postscale_factor)
+
+    def collective(self) -> device_memory.Collective:
+        """The same for tensors on a GPU."""
+        return ("allreduce", *self.native_arguments())
 
 
 def _lend(tensor: torch.Tensor, *, in_place: bool) -> tuple[lent_memory.Loan, Optional[torch.Tensor]]:
@@ -86,8 +91,9 @@ def _result(
 def _start(tensor: torch.Tensor, name: Optional[str], reduction: _Reduction, *, in_place: bool) -> int:
     group = group_for(reduction.process_set, "Allreduce")
     full_name = handles.name_of("allreduce", name, group)
-    if tensor.is_cuda and device_memory.take([tensor], reduction.op, group):
-        return _start_on_device([tensor], [full_name], None, reduction, group, in_place=in_place)
+    if device_memory.lies_there(tensor) and device_memory.takes([tensor], reduction.collective(), group):
+        repeated = None if name is None else run_ahead.repeated(full_name)
+        return _start_on_device([tensor], [full_name], None, reduction, group, repeated, in_place=in_place)
     # Not through `_lend` and `_result`: a script makes this call for each of a thousand tensors, and notices both.
     if in_place:
         loan, output = lent_memory.lend_to_write(tensor), None
@@ -106,11 +112,16 @@ def _start_group(
     group = group_for(reduction.process_set, "Allreduce")
     tensors = list(tensors)
     base_name = handles.name_of("grouped_allreduce", name, group)
-    names = [handles.member_name(base_name, len(tensors), index) for index in range(len(tensors))]
+    names = _member_names(base_name, len(tensors))
+    if tensors and device_memory.lies_there(tensors[0]):
+        repeated = None if name is None else run_ahead.repeated(base_name)
+        handle = _start_as_they_are(tensors, names, base_name, reduction, group, repeated) if in_place else None
+        if handle is not None:
+            return handle
+        if device_memory.takes(tensors, reduction.collective(), group):
+            return _start_on_device(tensors, names, base_name, reduction, group, repeated, in_place=in_place)
     if in_place and reduction.priority == 0 and all(map(lent_memory.is_plain, tensors)):
         return _start_plain_group(tensors, names, base_name, reduction, group)
-    if tensors and device_memory.take(tensors, reduction.op, group):
-        return _start_on_device(tensors, names, base_name, reduction, group, in_place=in_place)
     lent = [_lend(tensor, in_place=in_place) for tensor in tensors]
     batch = (base_name, len(tensors))
     requests = [_native_request(name, *one, reduction, group, batch) for name, one in zip(names, lent)]
@@ -140,24 +151,60 @@ def _start_plain_group(
     return handles.put(staging.BatchWork(handle), finish)
 
 
+@functools.lru_cache(maxsize=256)
+def _member_names(base_name: str, count: int) -> list[str]:
+    """The names of a group's members. Kept, because a script asks for the same groups again and again."""
+    return [handles.member_name(base_name, count, index) for index in range(count)]
+
+
+def _start_as_they_are(
+    tensors: list[torch.Tensor],
+    names: list[str],
+    batch: str,
+    reduction: _Reduction,
+    group: int,
+    repeated: Optional[run_ahead.Repeated],
+) -> Optional[int]:
+    """A group of tensors that the engine can work on without a copy, in the memory of their GPU; else `None`."""
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    work = device_memory.submit_as_they_are(
+        names, tensors, reduction.collective(), group, batch, repeated, reduction.priority
+    )
+    if work is None:
+        return None
+
+    def finish(_results: Any) -> list[torch.Tensor]:
+        for name, tensor, address in zip(names, tensors, addresses):
+            if tensor.data_ptr() != address:
+                lent_memory.raise_moved(name)
+        return tensors
+
+    return handles.put(work, finish)
+
+
 def _start_on_device(
     tensors: list[torch.Tensor],
     names: list[str],
     batch: Optional[str],
     reduction: _Reduction,
     group: int,
+    repeated: Optional[run_ahead.Repeated],
     *,
     in_place: bool,
 ) -> int:
     """Tensors that the engine works on in the memory of their GPU. Without `batch` it is one tensor."""
-    targets = tensors if in_place else [tensor.detach().clone() for tensor in tensors]
-    addresses = [target.data_ptr() for target in targets]
-    work = device_memory.submit(list(zip(names, targets)), reduction.native_arguments(), group, batch)
+    if in_place:
+        for tensor in tensors:
+            lent_memory.check_writable(tensor)
+    outputs = None if in_place else [device_memory.new_like(tensor) for tensor in tensors]
+    lent = device_memory.lend(names, tensors, outputs)
+    work = device_memory.submit(
+        lent, reduction.collective(), group, batch, repeated, priority=reduction.priority
+    )
 
-    def finish(_results: list[_native.Result]) -> Any:
-        for name, target, address in zip(names, targets, addresses):
-            device_memory.check_place(name, target, address)
-        return targets[0] if batch is None else targets
+    def finish(_results: Any) -> Any:
+        results = [each.take_back() for each in lent] if outputs is None else outputs
+        return results[0] if batch is None else results
 
     return handles.put(work, finish)
 

@@ -17,7 +17,7 @@ import torch
 from farandole import _native
 from farandole.exports import Average, Sum
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import handles, lent_memory, staging
+from farandole.torch import device_memory, handles, lent_memory, run_ahead, staging
 from farandole.torch.compression import Compression
 from farandole.torch.gather import allgather, grouped_allgather
 from farandole.torch.reduce import differentiable
@@ -41,12 +41,43 @@ def reducescatter_async(
     """
     group = group_for(process_set, "Reducescatter")
     full_name = handles.name_of("reducescatter", name, group)
-    loan = lent_memory.lend(tensor)
     how = (int(op), float(prescale_factor), float(postscale_factor))
+    if device_memory.lies_there(tensor) and device_memory.takes([tensor], ("reducescatter", *how), group):
+        repeated = None if name is None else run_ahead.repeated(full_name)
+        return _start_on_device([tensor], [full_name], None, how, process_set, repeated)
+    loan = lent_memory.lend(tensor)
     work = staging.submit(
         [loan], lambda: [_native.reducescatter(full_name, *loan.native_arguments(), *how, group, None)]
     )
     return handles.put(work, lambda results: lent_memory.from_result(results[0], loan.tensor.device))
+
+
+def _start_on_device(
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str],
+    batch: Optional[str],
+    how: tuple[int, float, float],
+    process_set: ProcessSet,
+    repeated: Optional[run_ahead.Repeated],
+) -> int:
+    """Tensors that the engine works on in the memory of their GPU. How large the results are is known before."""
+    outputs = [
+        torch.empty(_own_shape(tensor, process_set), dtype=tensor.dtype, device=tensor.device) for tensor in tensors
+    ]
+    lent = device_memory.lend(names, tensors, outputs)
+    group = group_for(process_set, "Reducescatter")
+    work = device_memory.submit(lent, ("reducescatter", *how), group, batch, repeated)
+    return handles.put(work, lambda _results: outputs[0] if batch is None else outputs)
+
+
+def _own_shape(tensor: torch.Tensor, process_set: ProcessSet) -> tuple[int, ...]:
+    """The shape of this rank's rows. The first ranks have one more where rows cannot be dealt out evenly. What has no
+    rows is refused by the engine, on all ranks."""
+    if tensor.dim() == 0:
+        return ()
+    size, place = process_set.size() or 1, process_set.rank() or 0
+    rows = tensor.shape[0] // size + (place < tensor.shape[0] % size)
+    return (rows, *tensor.shape[1:])
 
 
 def grouped_reducescatter_async(
@@ -61,9 +92,14 @@ def grouped_reducescatter_async(
     `synchronize` returns a list."""
     group = group_for(process_set, "Reducescatter")
     base_name = handles.name_of("grouped_reducescatter", name, group)
-    loans = [lent_memory.lend(tensor) for tensor in tensors]
     how = (int(op), float(prescale_factor), float(postscale_factor))
-    batch = (base_name, len(loans))
+    batch = (base_name, len(tensors))
+    collective = ("reducescatter", *how)
+    if tensors and device_memory.lies_there(tensors[0]) and device_memory.takes(tensors, collective, group):
+        names = [handles.member_name(*batch, index) for index in range(len(tensors))]
+        repeated = None if name is None else run_ahead.repeated(base_name)
+        return _start_on_device(tensors, names, base_name, how, process_set, repeated)
+    loans = [lent_memory.lend(tensor) for tensor in tensors]
 
     def ask() -> list[_native.Handle]:
         return [

@@ -5,7 +5,7 @@ in the order in which they were asked for; it submits each request when its copi
 on queueing work while its first gradients are reduced. Results go back by `Loan.copy_back`, on the stream that is
 current then.
 
-Requests of tensors on a device that are reduced there need no thread (`DeviceWork`).
+Requests that are carried out on the device need no thread (`device_work`).
 
 A thread that asks for the result before the data are there waits for the device. Reports must know why: as long as the
 device computes what it was given, that is "device work", and once it only copies, "device copy", which is a loss. What
@@ -22,7 +22,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Optional, Union
+from typing import Any, Optional, Protocol, Union
 
 import torch
 
@@ -71,34 +71,11 @@ class BatchWork:
 
 def current_place(device: torch.device) -> tuple[int, int]:
     """The number of a device and the handle of its current stream. A backward pass asks for every gradient."""
+    if device.type != "cuda":
+        # Host memory stands in for a device's.
+        return 0, 0
     index: int = device.index
     return index, torch._C._cuda_getCurrentRawStream(index)
-
-
-class DeviceWork:
-    """Requests that the engine has, of tensors on one device (`device_memory`); their results are in place."""
-
-    __slots__ = ("_device", "_handle")
-
-    def __init__(self, handle: _native.BatchHandle, device: torch.device) -> None:
-        self._handle = handle
-        self._device = device
-
-    def poll(self) -> bool:
-        """Whether all are done."""
-        return self._handle.poll()
-
-    def wait(self) -> list[_native.Result]:
-        """Returns when all are done."""
-        if not self._handle.is_computed():
-            _wait_for_carried_over()
-            _native.phase_begin("device work")
-            try:
-                self._handle.wait_until_computed()
-            finally:
-                _native.phase_end("device work")
-        self._handle.wait()
-        return []
 
 
 class StagedWork:
@@ -169,6 +146,16 @@ class StagedWork:
             _wait_in_phase("device work" if computes else "device copy", self._settled)
 
 
+def wait_for_device(wait: Callable[[], None]) -> None:
+    """Waits until a device has computed what it was given, by `wait`, and marks why."""
+    _wait_for_carried_over()
+    _native.phase_begin("device work")
+    try:
+        wait()
+    finally:
+        _native.phase_end("device work")
+
+
 def _wait_in_phase(name: str, event: threading.Event) -> None:
     if event.is_set():
         return
@@ -216,10 +203,21 @@ def _wait_for_carried_over() -> None:
         _native.phase_end(phase)
 
 
-AnyWork = Union[Work, BatchWork, StagedWork, DeviceWork]
+class AnyWork(Protocol):
+    """Requests under way: `Work`, `BatchWork`, `StagedWork`, or those on a device (`device_work`)."""
 
-RequestWork = Union[Work, StagedWork]
-"""What can be waited for with a limit."""
+    def poll(self) -> bool:
+        """Whether all are done."""
+
+    def wait(self) -> Sequence[Any]:
+        """Their results, when all are done."""
+
+
+class RequestWork(AnyWork, Protocol):
+    """What can be waited for with a limit."""
+
+    def wait_for(self, seconds: float) -> bool:
+        """Waits until all are done, or for so long, and says whether they are."""
 
 
 class _StagingThread:

@@ -9,6 +9,7 @@ from reference import contributions, mine, reduced, same
 import farandole.torch as hvd
 from farandole import _native
 from farandole.torch import handles
+from farandole.torch.device_work import DeviceWork
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -78,7 +79,8 @@ def test_names_are_those_of_horovod():
 
 
 def name_in_engine(handle):
-    return [native.name for native in handles._pending[handle].work.handles]
+    work = handles._pending[handle].work
+    return work.handle.names if isinstance(work, DeviceWork) else [native.name for native in work.handles]
 
 
 def test_the_engine_knows_requests_by_horovods_names():
@@ -161,7 +163,21 @@ def test_barrier_holds_everybody_back(sets):
 def test_a_priority_reaches_the_engine_in_every_form(monkeypatch):
     handed_in = []
     original = _native.allreduce_many
-    monkeypatch.setattr(_native, "allreduce_many", lambda requests: handed_in.extend(requests) or original(requests))
+
+    def allreduce_many(requests):
+        handed_in.extend(request[10] for request in requests)
+        return original(requests)
+
+    def noted(submit):
+        def call(*arguments, priority):
+            handed_in.append(priority)
+            return submit(*arguments, priority=priority)
+
+        return call
+
+    monkeypatch.setattr(_native, "allreduce_many", allreduce_many)
+    for name in ("submit_on_device", "submit_tensors_on_device"):
+        monkeypatch.setattr(_native, name, noted(getattr(_native, name)))
     forms = [
         lambda: hvd.allreduce(mine((3,)), name="p", op=hvd.Sum, priority=7),
         lambda: hvd.allreduce(mine((3,)).requires_grad_(), name="p", op=hvd.Sum, priority=7),
@@ -176,7 +192,7 @@ def test_a_priority_reaches_the_engine_in_every_form(monkeypatch):
     ]
     for form in forms:
         same(form().detach(), total())
-    assert [request[10] for request in handed_in] == [7] * len(forms)
+    assert handed_in == [7] * len(forms)
 
 
 def test_of_operations_that_are_ready_together_those_of_higher_priority_run_first():
