@@ -95,6 +95,11 @@ impl NcclCommunicator {
         }
     }
 
+    /// Ranks are gone: it will not be ended in order, which takes all of them.
+    pub fn give_up(&mut self) {
+        self.state = State::Failed;
+    }
+
     /// Tells the library of memory that will be used often, in place of what it was told of before.
     pub fn register(&mut self, memory: &Allocation) {
         self.deregister();

@@ -187,5 +187,8 @@ impl Group {
         self.fail_requests(error, turn.now);
         self.record.group_error(&error.to_string(), turn.now);
         self.linger();
+        if let Some(nccl) = self.nccl.take() {
+            nccl.give_up();
+        }
     }
 }

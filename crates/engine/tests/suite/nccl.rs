@@ -215,6 +215,24 @@ fn a_rank_that_dies_in_the_middle_is_named_soon() {
     }
 }
 
+/// Communicators that nothing uses when a rank dies are aborted as well: an orderly end would wait for that rank.
+#[test]
+fn a_rank_that_dies_between_collectives_leaves_nothing_to_wait_for() {
+    let library = PretendNccl::default();
+    let lent = library.clone();
+    let hooks = move |rank| hooks_with_nccl(rank, lent.clone());
+    run_hooked(meetings(2, Transport::Nccl), with(DevicePlaneChoice::Auto), hooks, |engine| {
+        engine.run(moved(&engine, sum("first", vec![1f32; 1000]))).unwrap();
+        engine.run(sum("both are here", vec![1f32])).unwrap();
+        if engine.rank() == Rank(1) {
+            engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+        }
+        let error = engine.run(moved(&engine, sum("gradient", vec![1f32; 1000]))).unwrap_err().to_string();
+        assert!(error.contains("rank 1 was killed"), "{error}");
+    });
+    assert_eq!(library.ends(), NcclEnds { joined: 2, ended: 0, aborted: 2 });
+}
+
 /// NCCL notices the end of a rank before the engine does; the rank is named all the same.
 #[test]
 fn what_nccl_notices_first_is_named_by_the_engine() {

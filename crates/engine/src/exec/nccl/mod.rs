@@ -33,6 +33,13 @@ impl NcclPlane {
         NcclPlane { library, communicator: None, fusion: None }
     }
 
+    /// The group has failed: ends without the other ranks.
+    pub(crate) fn give_up(mut self) {
+        if let Some(communicator) = &mut self.communicator {
+            communicator.give_up();
+        }
+    }
+
     /// Memory of at least this size on the device, which the communicator knows. No earlier bucket uses it any more.
     fn fusion(&mut self, communicator: &mut NcclCommunicator, device: &Device, bytes: usize) -> Result<u64> {
         match self.fusion.take() {
