@@ -146,6 +146,22 @@ fn a_wait_for_input_is_lost_only_as_far_as_the_device_has_nothing_to_do() {
 }
 
 #[test]
+fn a_rank_whose_stream_waits_is_blocked_though_its_program_has_gone_on() {
+    let mut traces = job(30);
+    // The program of rank 0 asks for its next batch while its device waits for the result, from 70 to 114.
+    let since_ns = 1080;
+    traces[0].push_phase(PROGRAM, Phase::InputWait, since_ns, since_ns + 60);
+    traces[0].push(since_ns + 60, PROGRAM, Event::DeviceIdle { since_ns, ns: 10 });
+    traces[0].sort();
+    let history = History::from_traces(&traces, |_, time_ns| time_ns).unwrap();
+    assert_eq!(history.check(), Ok(()));
+    let spans: Vec<_> = history.ranks[0].lane[2..5].iter().map(|stretch| (stretch.to_ns, stretch.activity)).collect();
+    // It is idle for the last 10 only: behind the wait it has the rest of the step to do.
+    assert_eq!(spans, [(114, Activity::Blocked(Some(0))), (130, Activity::Compute), (140, Activity::Input)]);
+    assert_eq!(Devices::of(&history).ranks[0].communication_ns, 3 * 44);
+}
+
+#[test]
 fn what_a_device_still_does_for_a_phase_is_part_of_it() {
     let mut traces = job(40);
     let device = ThreadId(9);

@@ -5,7 +5,8 @@ know more (`run_ahead`), it makes the current stream wait and returns at once. `
 size the ranks have to agree on: it waits for the agreement on the host, and its results are tensors that the current
 stream fills.
 
-Where the host waits for the device to compute, reports call it "device work" (`staging`).
+Where the host waits for the device to compute, reports call it "device work" (`staging`); where the stream waits for
+the ranks, `device_times` measures for how long.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Optional
 import torch
 
 from farandole import _native
-from farandole.torch import run_ahead, staging
+from farandole.torch import device_times, run_ahead, staging
 from farandole.torch.run_ahead import Repeated
 
 __all__ = ["CollectingWork", "DeviceResult", "DeviceWork"]
@@ -55,7 +56,8 @@ class DeviceWork:
         """What comes into the current stream from now on sees the results. Does not wait on the host where nobody has
         to know more."""
         if self.runs_ahead():
-            self.handle.follow(staging.current_place(self.device)[1])
+            staging.leave_carried_over()
+            device_times.follow(self.handle, staging.current_place(self.device)[1])
             if self._repeated is not None:
                 self._repeated.note(self)
             run_ahead.add(self)

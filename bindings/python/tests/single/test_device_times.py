@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from farandole import _native
-from farandole.torch import device_times, staging
+from farandole.torch import device_times, device_work, run_ahead, staging
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -116,6 +116,23 @@ def test_a_stream_that_waits_is_told_on_the_clock_of_the_host(device: Device, to
     device.now += 20
     pause(device, 1)
     assert told == [("device_waited", "last", 103, 107), ("device_idle", 120, 121, 1)]
+
+
+def test_work_that_nobody_waits_for_is_measured(
+    device: Device, told: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(run_ahead, "is_allowed", lambda request: True)
+    monkeypatch.setattr(run_ahead, "_under_way", [])
+    monkeypatch.setattr(staging, "current_place", lambda device: (0, 7))
+    requests: Any = Requests(device, 4)
+    requests.poll = lambda: False
+    staging.carry_over("evaluation", device.event(device.now + 2))
+    device_work.DeviceWork(requests, torch.device("cpu")).wait()
+    device.now += 20
+    pause(device, 1)
+    row = device_times.DEVICE_ROW
+    waited = ("device_waited", "last", 100, 104)
+    assert told == [("phase_of", row, "evaluation", 100, 102), waited, ("device_idle", 120, 121, 1)]
 
 
 def test_a_phase_that_nobody_waits_for_ends_on_the_device(device: Device, told: list[Any]):
