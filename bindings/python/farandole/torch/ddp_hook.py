@@ -2,7 +2,8 @@
 
 `model.register_comm_hook(state, ddp_comm_hook)` has DDP hand each bucket of gradients to `ddp_comm_hook` in place of
 its process group, which keeps the rest: the first broadcast of weights, and whatever else the script asks it for. A
-bucket is reduced in place while backward computes the next ones; with compression a narrower copy of it is.
+bucket is reduced in place while backward computes the next ones; with compression a narrower copy of it is. On a GPU
+that happens in its memory, and once buckets repeat themselves the host waits for none of them (`run_ahead`).
 
 Ranks of the hook's process set and those of DDP's process group must be the same processes, and calls are matched by
 their order (`distributed.call_names`), as those of a process group are. DDP hands its buckets out in the same order on
@@ -24,10 +25,11 @@ import torch.distributed as dist
 from farandole import _native, basics
 from farandole.exports import Average
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import lent_memory, staging
+from farandole.torch import device_memory, lent_memory, run_ahead, staging
 from farandole.torch.compression import Compression, NoneCompressor
+from farandole.torch.device_work import DeviceWork
 from farandole.torch.distributed.call_names import CallNames
-from farandole.torch.distributed.work import FutureThread, wait_at_end_of_backward
+from farandole.torch.distributed.work import FutureThread, side_stream, wait_at_end_of_backward
 
 __all__ = ["DdpCommState", "ddp_comm_hook"]
 
@@ -77,23 +79,39 @@ def ddp_comm_hook(
     group = group_for(how.process_set, "ddp_comm_hook")
     buffer = bucket.buffer()
     packed, context = how.compression.compress(buffer)
-    loan = lent_memory.lend_to_write(packed)
     # With the number of the bucket, so that buckets of one size in a row are not taken for a repetition.
     signature = bucket.index(), how.op, packed.dtype, packed.numel()
     name, _ = _names.setdefault(group, CallNames("ddp")).next(signature)
-
-    def ask() -> list[_native.Handle]:
-        return _native.allreduce_many([(name, *loan.native_arguments(), how.op, 1.0, 1.0, group, None, 0, None)])
+    requests, take_back = _submit(packed, name, how.op, group)
 
     def finish() -> torch.Tensor:
-        reduced = loan.copy_back(name)
+        reduced = take_back()
         return buffer if how.compression is NoneCompressor else how.compression.decompress(reduced, context)
 
-    requests = staging.submit([loan], ask)
     reduction = _Reduction(requests, finish, buffer.device)
+    if isinstance(requests, DeviceWork) and requests.runs_ahead():
+        with side_stream(buffer.device):
+            reduction.complete_future()
+        return reduction.future
     _futures.put(reduction)
     wait_at_end_of_backward(requests, _LONGEST_WAIT)
     return reduction.future
+
+
+def _submit(
+    packed: torch.Tensor, name: str, op: int, group: int
+) -> tuple[staging.RequestWork, Callable[[], torch.Tensor]]:
+    """Reduces a bucket, or its narrow copy, in place. The second value returns it when it is reduced."""
+    collective = ("allreduce", op, 1.0, 1.0)
+    if device_memory.lies_there(packed) and device_memory.takes([packed], collective, group):
+        lent = device_memory.Lent(name, packed)
+        return device_memory.submit([lent], collective, group, None, run_ahead.repeated(name)), lent.take_back
+    loan = lent_memory.lend_to_write(packed)
+
+    def ask() -> list[_native.Handle]:
+        return _native.allreduce_many([(name, *loan.native_arguments(), op, 1.0, 1.0, group, None, 0, None)])
+
+    return staging.submit([loan], ask), lambda: loan.copy_back(name)
 
 
 def _as_state(state: Any) -> DdpCommState:

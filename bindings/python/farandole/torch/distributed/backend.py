@@ -1,7 +1,8 @@
 """What each operation of `torch.distributed` asks the engine for: `FarandoleBackend`.
 
 Tensors are lent as one dimension, so ranks need not agree on shapes; where they must agree on sizes, the engine checks.
-Tensors that are not contiguous host memory get host copies (`farandole.torch.lent_memory`). Element types that the
+Collectives of tensors on a GPU are carried out there (`on_device`) where the engine can; all other tensors that are not
+contiguous host memory get host copies (`farandole.torch.lent_memory`). Element types that the
 engine does not compute with travel as bytes; complex numbers are reduced as pairs of real ones.
 
 Roots and peers are ranks of the process group here, as torch gives them.
@@ -24,10 +25,11 @@ from torch._C._distributed_c10d import Backend
 from farandole import _native
 from farandole.exceptions import HorovodInternalError
 from farandole.exports import Sum
-from farandole.torch import lent_memory, staging
+from farandole.torch import lent_memory, run_ahead, staging
 from farandole.torch.distributed import monitored_barrier
 from farandole.torch.distributed.call_names import CallNames
 from farandole.torch.distributed.membership import Membership
+from farandole.torch.distributed.on_device import DeviceOperations
 from farandole.torch.distributed.reductions import Fold, folding_of, reduction_of
 from farandole.torch.distributed.tensors import (
     Target,
@@ -87,6 +89,7 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
         self._names = CallNames()
         self._under_name: dict[str, staging.RequestWork] = {}
         """The last requests under each name that may come again."""
+        self._devices = DeviceOperations(membership, self._name, self._names.comes_again, self._begin)
         self._futures = FutureThread()
         self._barriers = itertools.count()
 
@@ -133,8 +136,12 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
             return self._fold_all(tensors, fold, opts)
         op, prescale = reduction_of(opts, tensors)
         views = [as_numbers(tensor) for tensor in tensors]
+        signature = ("allreduce", op, *map(form, views))
+        collective = ("allreduce", op, prescale, 1.0)
+        if self._devices.takes(views, collective):
+            return self._devices.in_place(signature, collective, views, tensors, opts)
         loans = [lent_memory.lend_to_write(view) for view in views]
-        name = self._name("allreduce", op, *map(form, views))
+        name = self._name(*signature)
         batch = (name, len(loans)) if len(loans) > 1 else None
 
         def ask() -> list[_native.Handle]:
@@ -158,7 +165,10 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
             return self._fold_all(tensors if self.rank() == opts.rootRank else [tensor.detach().clone()], fold, opts)
         op, prescale = reduction_of(opts, tensors)
         view, root, group = as_numbers(tensor), opts.rootRank, self._membership.group
-        name = self._name("reduce", op, root, form(view))
+        signature, collective = ("reduce", op, root, form(view)), ("reduce", root, op, prescale, 1.0)
+        if self._devices.takes([view], collective):
+            return self._devices.in_place(signature, collective, [view], tensors, opts, only_on=root)
+        name = self._name(*signature)
         loan = lent_memory.lend_to_write(view) if self.rank() == root else lent_memory.lend(view)
 
         def ask() -> list[_native.Handle]:
@@ -189,9 +199,15 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
         if fold is not None:
             return self._fold_parts(outputs, inputs, fold, opts)
         op, prescale = reduction_of(opts, inputs)
-        loans = [lent_memory.lend(as_numbers(tensor)) for tensor in inputs]
+        views = [as_numbers(tensor) for tensor in inputs]
+        signature = ("reduce_scatter", op, *map(form, views))
+        collective = ("reducescatter", op, prescale, 1.0)
+        if self._devices.takes(views, collective):
+            into = [[output] for output in outputs]
+            return self._devices.into(signature, collective, views, into, opts, rows=self.size())
+        loans = [lent_memory.lend(view) for view in views]
         targets = [Target([output], loan) for output, loan in zip(outputs, loans)]
-        name = self._name("reduce_scatter", op, *(form(loan.host) for loan in loans))
+        name = self._name(*signature)
         batch = (name, len(loans)) if len(loans) > 1 else None
 
         def ask() -> list[_native.Handle]:
@@ -254,9 +270,12 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
         """Each tensor becomes the root's."""
         [tensor] = tensors
         view = as_travelling(tensor)
-        loan = lent_memory.lend_to_write(view)
-        name = self._name("broadcast", opts.rootRank, form(view))
         root, group = self._membership.ranks[opts.rootRank], self._membership.group
+        signature = ("broadcast", opts.rootRank, form(view))
+        if self._devices.takes([view], ("broadcast", root)):
+            return self._devices.in_place(signature, ("broadcast", root), [view], tensors, opts)
+        loan = lent_memory.lend_to_write(view)
+        name = self._name(*signature)
 
         def finish(_results: list[_native.Result]) -> Sequence[Tensor]:
             loan.copy_back(name)
@@ -289,9 +308,13 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
 
     def _allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> Work:
         """outputs: for each input, the tensors that take the result, in order."""
-        loans = [lent_memory.lend(as_travelling(tensor)) for tensor in inputs]
+        views = [as_travelling(tensor) for tensor in inputs]
+        signature = ("allgather", *(view.dtype for view in views))
+        if self._devices.takes(views, ("allgather",)):
+            return self._devices.into(signature, ("allgather",), views, outputs, opts)
+        loans = [lent_memory.lend(view) for view in views]
         targets = [Target(of_input, loan) for of_input, loan in zip(outputs, loans)]
-        name = self._name("allgather", *(loan.host.dtype for loan in loans))
+        name = self._name(*signature)
         batch = (name, len(loans)) if len(loans) > 1 else None
 
         def ask() -> list[_native.Handle]:
@@ -312,8 +335,12 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
         """On the root, the outputs become the inputs of all ranks, which may differ in size."""
         [tensor] = inputs
         targets = list(outputs[0]) if self.rank() == opts.rootRank else []
-        loan = lent_memory.lend(as_travelling(tensor))
-        name, root, group = self._name("gather", opts.rootRank, tensor.dtype), opts.rootRank, self._membership.group
+        view, root, group = as_travelling(tensor), opts.rootRank, self._membership.group
+        signature = ("gather", root, tensor.dtype)
+        if self._devices.takes([view], ("gather", root)):
+            return self._devices.into(signature, ("gather", root), [view], [targets], opts)
+        loan = lent_memory.lend(view)
+        name = self._name(*signature)
 
         def ask() -> list[_native.Handle]:
             return [_native.gather(name, *flat(loan), root, group)]
@@ -326,8 +353,12 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
         is_root = self.rank() == opts.rootRank
         parts = [as_travelling(part) for part in inputs[0]] if is_root else [as_travelling(output.new_empty(0))]
         splits = [part.numel() for part in parts] if is_root else None
-        loan = lent_memory.lend(joined(parts))
-        name, root, group = self._name("scatter", opts.rootRank, output.dtype), opts.rootRank, self._membership.group
+        root, group = opts.rootRank, self._membership.group
+        view, signature = joined(parts), ("scatter", root, output.dtype)
+        if self._devices.takes([view], ("scatter", root, None)):
+            return self._devices.into(signature, ("scatter", root, splits), [view], [outputs], opts)
+        loan = lent_memory.lend(view)
+        name = self._name(*signature)
 
         def ask() -> list[_native.Handle]:
             return [_native.scatter(name, *flat(loan), root, splits, group)]
@@ -336,8 +367,7 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Each output becomes the input that its rank has for this one."""
-        name = self._name("alltoall", inputs[0].dtype)
-        return self._exchange(name, joined(inputs), [part.numel() for part in inputs], list(outputs), opts)
+        return self._exchange(joined(inputs), [part.numel() for part in inputs], list(outputs), opts)
 
     def all_to_all_single(
         self,
@@ -349,10 +379,9 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
     ) -> Work:
         """Rows of the input go to all ranks, and theirs for this rank come into the output. Without sizes, in equal
         parts."""
-        name = self._name("alltoall", input.dtype)
         sent = self._row_splits("input", input, input_split_sizes)
         expected = self._row_splits("output", output, output_split_sizes)
-        return self._exchange(name, input, sent, [output], opts, expected)
+        return self._exchange(input, sent, [output], opts, expected)
 
     def _row_splits(self, role: str, tensor: Tensor, splits: Sequence[int]) -> list[int]:
         """How many elements of a tensor each rank has."""
@@ -368,7 +397,6 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
 
     def _exchange(
         self,
-        name: str,
         source: Tensor,
         splits: Sequence[int],
         targets: Sequence[Tensor],
@@ -381,14 +409,27 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
         # Bytes where the type only travels: as many for each element.
         scale = view.numel() // source.numel() if source.numel() else 1
         splits = [count * scale for count in splits]
+
+        def check_splits(received_splits: Sequence[int]) -> None:
+            came = [count // scale for count in received_splits]
+            if expected is not None and came != list(expected):
+                raise ValueError(f"alltoall: {list(expected)} elements were expected from the ranks, {came} came.")
+
+        if self._devices.takes([view], ("alltoall", None)):
+            collective, signature = ("alltoall", splits), ("alltoall", source.dtype)
+
+            def check(handle: _native.DeviceHandle) -> None:
+                [(_, received_splits)] = handle.results()
+                check_splits(received_splits)
+
+            return self._devices.into(signature, collective, [view], [targets], opts, check=check)
+        name = self._name("alltoall", source.dtype)
         loan = lent_memory.lend(view)
         target = Target(targets, loan)
 
         def finish(results: list[_native.Result]) -> Sequence[Tensor]:
             [result] = results
-            came = [count // scale for count in result.received_splits]
-            if expected is not None and came != list(expected):
-                raise ValueError(f"alltoall: {list(expected)} elements were expected from the ranks, {came} came.")
+            check_splits(result.received_splits)
             target.finish(result)
             return targets
 
@@ -500,8 +541,12 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
     def _submit(
         self, name: str, loans: Sequence[Loan], ask: Callable[[], Sequence[_native.Handle]], finish: Finish, opts: Any
     ) -> Work:
+        return self._begin(name, lambda: staging.submit(loans, ask), finish, opts)
+
+    def _begin(self, name: str, ask: Callable[[], staging.RequestWork], finish: Finish, opts: Any) -> Work:
         try:
-            requests = staging.submit(loans, ask)
+            run_ahead.sweep()
+            requests = ask()
         except HorovodInternalError as error:
             raise as_backend_error(error) from None
         if self._names.comes_again(name):

@@ -17,6 +17,7 @@ __all__ = [
     "Tensor",
     "as_numbers",
     "as_travelling",
+    "check_size",
     "fill",
     "flat",
     "form",

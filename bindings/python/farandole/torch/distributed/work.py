@@ -11,8 +11,13 @@ the next is reduced. So that traces show what it waits for, the thread waits for
 
 The same thread finishes an operation whose `Work` was dropped: its outputs are filled all the same.
 
+An operation on a GPU (`DeviceWork`) is *queued* by whoever waits first: his stream waits for it and fills the outputs,
+and the host goes on. Others have their streams wait for an event behind that. Its future is complete at once, with the
+streams of a future of torch's. What goes wrong is raised by a later call (`farandole.torch.run_ahead`).
+
 An operation that takes longer than its timeout ends the job's collectives with that cause on all ranks: its tensors are
-still in use, and the ranks no longer agree on what comes next.
+still in use, and the ranks no longer agree on what comes next. Those that nobody waits for are watched by a thread
+(`_watch`).
 
 C++ code that is given a `Work` by Python code keeps the C++ half alone, which waits without end once the Python half is
 gone. torch has one such place, `Reducer._set_forward_pass_work_handle`; `keep_forward_pass_works` keeps both halves.
@@ -24,10 +29,11 @@ import contextlib
 import queue
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Optional, Protocol
+from typing import Any, Optional, Protocol, Union
 
 import torch
 import torch.distributed as dist
@@ -36,6 +42,7 @@ from torch._C._distributed_c10d import Work as _TorchWork
 from farandole import _native
 from farandole.exceptions import HorovodInternalError
 from farandole.torch import staging
+from farandole.torch.device_work import DeviceWork
 
 __all__ = [
     "Finish",
@@ -43,11 +50,12 @@ __all__ = [
     "Work",
     "as_backend_error",
     "keep_forward_pass_works",
+    "side_stream",
     "timeout_of",
     "wait_at_end_of_backward",
 ]
 
-Finish = Callable[[list[_native.Result]], Sequence[torch.Tensor]]
+Finish = Callable[[Any], Sequence[torch.Tensor]]
 
 
 class Work(_TorchWork):
@@ -71,28 +79,55 @@ class Work(_TorchWork):
         self._lock = threading.Lock()
         self._tensors: list[torch.Tensor] = []
         self._error: Optional[BaseException] = None
+        self._queued: Optional[DeviceWork] = None
+        """An operation that streams wait for, and the host does not."""
+        self._filled: Optional[torch.cuda.Event] = None
+        """Behind what fills the outputs of a queued operation."""
         self._future: Optional[torch.futures.Future[list[torch.Tensor]]] = None
         self.source = -1
         """Of a message that was received: who sent it."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns when the operation is complete; raises what went wrong. timeout: zero for the operation's own."""
+        """Returns when the operation is complete, or on a GPU when the current stream waits for it; raises what went
+        wrong. timeout: zero for the operation's own; another one has the host wait."""
         requests = self._requests
-        if requests is not None:
+        if isinstance(requests, DeviceWork) and timeout <= timedelta(0) and requests.runs_ahead():
+            self._queue(requests)
+        elif requests is not None:
             limit = timeout if timeout > timedelta(0) else self._timeout
             if not requests.wait_for(limit.total_seconds()):
-                _native.abort(f"{self._name} has exceeded its timeout of {limit.total_seconds():g} s")
+                _abort(self._name, limit)
             self._settle(requests)
+        if self._queued is not None and timeout > timedelta(0):
+            self._wait_for_queued(self._queued, timeout)
+        if self._filled is not None:
+            self._filled.wait()
         if self._error is not None:
             raise self._error
         return True
+
+    def _queue(self, requests: DeviceWork) -> None:
+        """Has the current stream wait for the operation and fill the outputs."""
+        self._settle(requests)
+        with self._lock:
+            if self._queued is None and self._error is None:
+                self._queued = requests
+                _watch.put(self._name, requests, self._timeout)
+
+    def _wait_for_queued(self, queued: DeviceWork, limit: timedelta) -> None:
+        if not queued.wait_for(limit.total_seconds()):
+            _abort(self._name, limit)
+        try:
+            queued.wait_on_host()
+        except HorovodInternalError as error:
+            self._error = as_backend_error(error)
 
     def is_completed(self) -> bool:
         """Whether the operation is complete, well or not."""
         requests = self._requests
         if requests is not None and requests.poll():
             self._settle(requests)
-        return self._requests is None
+        return self._requests is None and (self._queued is None or self._queued.poll())
 
     def is_success(self) -> bool:
         """Whether the operation is complete and nothing went wrong."""
@@ -123,9 +158,12 @@ class Work(_TorchWork):
         with self._lock:
             if self._future is not None:
                 return self._future
-            future = self._future = torch.futures.Future()
             requests = self._requests
-        if requests is None or self._futures.is_this_thread():
+            future = self._future = torch.futures.Future(devices=_devices_of(requests or self._queued))
+        if isinstance(requests, DeviceWork) and requests.runs_ahead():
+            with side_stream(requests.device):
+                self.complete_future()
+        elif requests is None or self._futures.is_this_thread():
             # Called by what was to be done after another future (PowerSGD): nobody else would complete this one.
             self.complete_future()
         else:
@@ -164,6 +202,8 @@ class Work(_TorchWork):
             assert self._finish is not None, "invariant: what is not settled can be finished"
             try:
                 self._tensors = list(self._finish(requests.wait()))
+                if isinstance(requests, DeviceWork) and requests.device.type == "cuda":
+                    self._filled = torch.cuda.current_stream(requests.device).record_event()
             except KeyboardInterrupt:
                 raise
             except HorovodInternalError as error:
@@ -171,6 +211,67 @@ class Work(_TorchWork):
             except BaseException as error:  # noqa: BLE001 - it is raised by whoever waits
                 self._error = error
             self._requests = self._finish = None
+
+
+def _devices_of(requests: Any) -> Optional[list[Union[int, str, torch.device]]]:
+    """Where the streams are that a future of the results has to do with."""
+    on_gpu = isinstance(requests, DeviceWork) and requests.device.type == "cuda"
+    return [requests.device] if on_gpu else None
+
+
+_side_streams: dict[torch.device, torch.cuda.Stream] = {}
+"""For what completes futures, on each device. Filled under the interpreter's lock."""
+
+
+def side_stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Within it, the current stream is one that holds nobody up who does not wait for the future."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    stream = _side_streams.get(device)
+    if stream is None:
+        stream = _side_streams[device] = torch.cuda.Stream(device)
+    return torch.cuda.stream(stream)
+
+
+def _abort(name: str, limit: timedelta) -> None:
+    _native.abort(f"{name} has exceeded its timeout of {limit.total_seconds():g} s")
+
+
+class _Watch:
+    """A thread that ends the job's collectives if one takes longer than its timeout and nobody waits for it on the
+    host. It starts with the first, and sleeps while there are none."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._watched: list[tuple[float, str, DeviceWork, timedelta]] = []
+        self._thread: Optional[threading.Thread] = None
+
+    def put(self, name: str, work: DeviceWork, limit: timedelta) -> None:
+        """Watches an operation from now on."""
+        with self._changed:
+            self._watched.append((time.monotonic() + limit.total_seconds(), name, work, limit))
+            if len(self._watched) == 1:
+                self._changed.notify()
+            if self._thread is None or not self._thread.is_alive():
+                # A daemon: a process that ends with operations under way is over all the same.
+                self._thread = threading.Thread(target=self._run, name="farandole-watch", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._watched)
+                self._watched = [entry for entry in self._watched if not entry[2].is_over()]
+                late = next((entry for entry in self._watched if time.monotonic() > entry[0]), None)
+                if late is not None:
+                    self._watched.clear()
+            if late is not None and _native.is_initialized():
+                _abort(late[1], late[3])
+            # Short beside any timeout that is meant.
+            time.sleep(0.2)
+
+
+_watch = _Watch()
 
 
 class HasFuture(Protocol):
