@@ -355,6 +355,12 @@ def mark_epoch(number: int) -> None: ...
 def jax_handler() -> object:
     """The function that compiled programs of JAX call, in a capsule for `jax.ffi.register_ffi_target`."""
 
+def jax_device_handler() -> object:
+    """The same for programs that are compiled for a GPU."""
+
+def jax_raise_late() -> None:
+    """Waits for the collectives of programs on GPUs, and raises what went wrong."""
+
 def register_tensorflow_ops(library: str, version: str) -> bool:
     """Registers Horovod's ops with the TensorFlow in this library, which is loaded already. Says whether kernels are
     asynchronous."""

@@ -64,7 +64,9 @@ mod _native {
     #[pymodule_export]
     use crate::handle::{Handle, wait_all};
     #[pymodule_export]
-    use crate::jax::jax_handler;
+    use crate::jax::on_device::jax_raise_late;
+    #[pymodule_export]
+    use crate::jax::{jax_device_handler, jax_handler};
     #[pymodule_export]
     use crate::lent_memory::lent;
     #[pymodule_export]

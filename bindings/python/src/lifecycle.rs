@@ -22,6 +22,7 @@ use pyo3::prelude::*;
 
 use crate::calls;
 use crate::errors;
+use crate::jax;
 use crate::mxnet;
 use crate::on_device;
 use crate::request::read_group;
@@ -69,7 +70,10 @@ impl Interpreter for Callbacks {
 
     fn ending(&self) -> Box<dyn FnOnce()> {
         let let_ops_end = calls::end();
-        Box::new(move || let_ops_end(RETURN_TIMEOUT))
+        Box::new(move || {
+            let_ops_end(RETURN_TIMEOUT);
+            jax::on_device::forget();
+        })
     }
 }
 

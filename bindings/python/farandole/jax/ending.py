@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from farandole import _native
-from farandole.basics import basics, on_init
+from farandole.basics import basics, on_init, on_shutdown
 
 __all__ = ["shutdown"]
 
@@ -56,3 +56,4 @@ def _register() -> None:
 
 
 on_init(_register)
+on_shutdown(_native.jax_raise_late)

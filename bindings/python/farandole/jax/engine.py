@@ -1,6 +1,7 @@
 """Collectives outside of `jit` whose results have a shape that only the ranks' agreement tells: allgather and alltoall.
 
-They pass by XLA: the engine reads the arrays where they lie, and its memory becomes the result.
+They pass by XLA: the engine reads the arrays where they lie, and its memory becomes the result. Arrays on a GPU are
+copied to host memory for it, and results back.
 
 Names are counted for each process set, as in other front ends: calls without a name are matched in order.
 """
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Optional
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -75,7 +77,9 @@ def _lend(array: Any) -> tuple[int, Sequence[int], int, object]:
 
 
 def _take(result: _native.Result, like: Any) -> Any:
-    """The engine's memory as an array of JAX's."""
+    """The engine's memory as an array of JAX's, on the device of the array that was brought."""
     if 0 in result.shape:
-        return jnp.zeros(result.shape, like.dtype)
-    return jnp.from_dlpack(result)
+        return jnp.zeros(result.shape, like.dtype, device=like.sharding)
+    taken = jnp.from_dlpack(result)
+    [device] = like.devices()
+    return taken if device.platform == "cpu" else jax.device_put(taken, device)

@@ -3,7 +3,8 @@
 A call takes any number of arrays, of any mixture of types: a tree of a thousand gradients is one call, whose requests
 the engine fuses. `Asked` says what is done with them. The primitive has rules for everything that JAX does with
 functions: shapes, forward and reverse derivatives, `vmap`, and compiling, where it becomes a custom call that XLA runs
-without blocking a thread (`bindings/python/src/jax`). Outside of compiled functions it is a program of its own.
+without blocking a thread (`bindings/python/src/jax`): on the processor in host memory, on a GPU in its memory. Outside
+of compiled functions it is a program of its own.
 
 **Gradients** are Horovod's: of an allreduce, the allreduce of the gradient; of allgather and broadcast, the *average*
 of what the ranks say about this rank's rows, or about the root's array, with zeros elsewhere; of alltoall, the way
@@ -105,8 +106,10 @@ def _run_now(*arrays: Any, asked: Asked) -> list[Any]:
     """Outside of compiled functions: as a program of this one call, which needs no order."""
     # Compiled even where JAX is told not to: there is no other way to the engine.
     with faults.translated(), jax.disable_jit(False):
-        results = _compiled(asked._replace(ordered=False, is_whole_program=True))(*arrays)
-        return list(jax.block_until_ready(results))
+        results = list(jax.block_until_ready(_compiled(asked._replace(ordered=False, is_whole_program=True))(*arrays)))
+        # On a GPU, XLA hears nothing of what went wrong.
+        _native.jax_raise_late()
+        return results
 
 
 @functools.cache
@@ -156,16 +159,23 @@ def _lower(ctx: Any, *operands: Any, asked: Asked) -> Any:
 def _refuse(ctx: Any, *_operands: Any, asked: Asked) -> Any:
     platforms = " and ".join(ctx.module_context.platforms)
     raise NotImplementedError(
-        f"farandole.jax reduces arrays in host memory; this program is compiled for {platforms}. Compile what has "
-        f"collectives for the processor (JAX_PLATFORMS=cpu, or jax.jit under jax.default_device(jax.devices('cpu')[0]) "
-        f"with arrays that lie there): {asked.kind} of {asked.name or 'a call without a name'}."
+        f"farandole.jax has collectives for processors and NVIDIA's GPUs; this program is compiled for {platforms}. "
+        f"Compile what has collectives for the processor (JAX_PLATFORMS=cpu, or jax.jit under "
+        f"jax.default_device(jax.devices('cpu')[0]) with arrays that lie there): {asked.kind} of "
+        f"{asked.name or 'a call without a name'}."
     )
 
 
-jax.ffi.register_ffi_target(TARGET, _native.jax_handler(), platform="cpu")
+_on_device = _native.jax_device_handler()
+# Tests have the processor's memory stand in for a GPU's.
+jax.ffi.register_ffi_target(
+    TARGET, _on_device if _native.device_stands_in() else _native.jax_handler(), platform="cpu"
+)
+jax.ffi.register_ffi_target(TARGET, _on_device, platform="CUDA")
 # Not cached: each call has a place of its own in the program.
 mlir.register_lowering(collective_p, _refuse, cacheable=False)
-mlir.register_lowering(collective_p, _lower, platform="cpu", cacheable=False)
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(collective_p, _lower, platform=_platform, cacheable=False)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, asked: Asked) -> Any:

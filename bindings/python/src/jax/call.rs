@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use farandole::{Batch, Collective, Dtype, GroupId, Outcome, Rank, ReduceOp, Request, Submission};
 
+use super::on_device;
 use crate::op_calls;
 use crate::op_error::{FAILED_PRECONDITION, INVALID_ARGUMENT, OpError};
 use crate::records;
@@ -27,7 +28,7 @@ use crate::xla_ffi::{Buffer, Call, resume};
 const ATTRIBUTE: &str = "collective";
 
 /// What a call asks for.
-struct Asked {
+pub(super) struct Asked {
     kind: Kind,
     group: GroupId,
     op: ReduceOp,
@@ -37,7 +38,7 @@ struct Asked {
     root: u32,
     ends: Ends,
     waits: Waits,
-    name: Arc<str>,
+    pub(super) name: Arc<str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +121,13 @@ impl Asked {
     }
 
     /// The requests of one call.
-    fn submissions(&self, job: &Job, operands: &[Buffer], results: &[Buffer]) -> Result<Vec<Submission>, OpError> {
+    pub(super) fn submissions(
+        &self,
+        job: &Job,
+        operands: &[Buffer],
+        results: &[Buffer],
+        memory: Memory,
+    ) -> Result<Vec<Submission>, OpError> {
         let collective = self.collective(job)?;
         if self.kind == Kind::Barrier {
             let request = Request::new(Arc::clone(&self.name), collective, Dtype::U8, Vec::new());
@@ -132,9 +139,17 @@ impl Asked {
             let dtype = dtype_of(operand.primitive_type)?;
             let name = self.name_of(index, operands.len());
             let request = Request::new(name, collective.clone(), dtype, operand.dims.clone()).in_batch(batch.clone());
-            // SAFETY: XLA keeps operand and result until the future is fulfilled, which is after the regions are gone.
-            // Others may read the operand meanwhile, and so does the engine only: there is a place for the result.
-            let (input, output) = unsafe { (operand.lend(dtype), result.lend(dtype)) };
+            // SAFETY: XLA keeps operand and result until the future is fulfilled, or its stream has passed the signal,
+            // which is after the regions are gone. Others may read the operand meanwhile, and so does the engine only:
+            // there is a place for the result.
+            let (input, output) = unsafe {
+                match memory {
+                    Memory::Host => (operand.lend(dtype), result.lend(dtype)),
+                    Memory::OnDevice(ordinal) => {
+                        (operand.lend_on_device(dtype, ordinal), result.lend_on_device(dtype, ordinal))
+                    }
+                }
+            };
             Ok(Submission::new(request, input).in_group(self.group).with_output(output))
         };
         operands.iter().zip(results).enumerate().map(submission).collect()
@@ -146,17 +161,17 @@ impl Asked {
     }
 
     /// Tells the recorder what is over.
-    fn note_end(&self) {
+    pub(super) fn note_end(&self) {
         if self.ends == Ends::Iteration {
             records::end_program_iteration();
         }
     }
 
     /// Whether the ranks agreed on results of the shapes that the program was compiled for.
-    fn check(&self, outcomes: &[Outcome], results: &[Buffer]) -> Result<(), OpError> {
-        let differs = |(outcome, result): &(&Outcome, &Buffer)| outcome.shape != result.dims;
-        let Some((outcome, result)) = outcomes.iter().zip(results).find(differs) else { return Ok(()) };
-        let (kind, name, agreed, compiled) = (self.kind, &self.name, &outcome.shape, &result.dims);
+    pub(super) fn check(&self, outcomes: &[Outcome], results: &[Vec<u64>]) -> Result<(), OpError> {
+        let differs = |(outcome, dims): &(&Outcome, &Vec<u64>)| outcome.shape != **dims;
+        let Some((outcome, compiled)) = outcomes.iter().zip(results).find(differs) else { return Ok(()) };
+        let (kind, name, agreed) = (self.kind, &self.name, &outcome.shape);
         let text = format!(
             "{kind:?} \"{name}\": the ranks' arrays make a result of shape {agreed:?}, but the program was compiled \
              for {compiled:?}. Shapes are known when JAX compiles, so every rank must bring as many rows as this one. \
@@ -166,8 +181,41 @@ impl Asked {
     }
 }
 
-/// What XLA calls when a program comes to the call.
+/// Where operands and results lie.
+#[derive(Clone, Copy)]
+pub(super) enum Memory {
+    Host,
+    /// On the device with this number.
+    OnDevice(u32),
+}
+
+/// What XLA calls when a program on the processor comes to the call.
 pub(super) fn execute(call: &mut Call<'_>) -> Result<(), OpError> {
+    let (asked, operands, results) = read(call)?;
+    if asked.waits == Waits::Thread {
+        return execute_here(&asked, &operands, &results);
+    }
+    let future = call.promise();
+    let dims: Vec<Vec<u64>> = results.iter().map(|result| result.dims.clone()).collect();
+    let asked = Arc::new(asked);
+    let kept = Arc::clone(&asked);
+    let tell = Box::new(move |outcomes: Result<Vec<Outcome>, OpError>| {
+        let done = outcomes.and_then(|outcomes| kept.check(&outcomes, &dims));
+        kept.note_end();
+        resume::keep(future, done);
+    });
+    op_calls::submit(|job| asked.submissions(job, &operands, &results, Memory::Host), tell);
+    Ok(())
+}
+
+/// The same for a program on a GPU.
+pub(super) fn execute_on_device(call: &mut Call<'_>) -> Result<(), OpError> {
+    let (asked, operands, results) = read(call)?;
+    on_device::execute(asked, &operands, &results, call.device_and_stream()?)
+}
+
+/// What a call asks for, its operands and its results.
+fn read(call: &Call<'_>) -> Result<(Asked, Vec<Buffer>, Vec<Buffer>), OpError> {
     let words = call.attribute(ATTRIBUTE).unwrap_or_default();
     let asked = Asked::read(words).ok_or_else(|| {
         let text = format!("a program that was compiled with another version of farandole asks for \"{words}\"");
@@ -176,30 +224,19 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), OpError> {
     let is_array = |buffer: &Buffer| buffer.primitive_type != TOKEN;
     let operands: Vec<Buffer> = call.operands().into_iter().filter(is_array).collect();
     let results: Vec<Buffer> = call.results().into_iter().filter(is_array).collect();
-    if asked.waits == Waits::Thread {
-        return execute_here(&asked, &operands, &results);
-    }
-    let future = call.promise();
-    let shared = Arc::new((asked, results));
-    let kept = Arc::clone(&shared);
-    let tell = Box::new(move |outcomes: Result<Vec<Outcome>, OpError>| {
-        let done = outcomes.and_then(|outcomes| kept.0.check(&outcomes, &kept.1));
-        kept.0.note_end();
-        resume::keep(future, done);
-    });
-    op_calls::submit(|job| shared.0.submissions(job, &operands, &shared.1), tell);
-    Ok(())
+    Ok((asked, operands, results))
 }
 
 /// Carries the call out on this thread, which drives the engine meanwhile: no other thread is woken.
-fn execute_here(asked: &Asked, operands: &[Buffer], results: &[Buffer]) -> Result<(), OpError> {
+pub(super) fn execute_here(asked: &Asked, operands: &[Buffer], results: &[Buffer]) -> Result<(), OpError> {
     let job = op_calls::current()?;
-    let tickets = job.world.engine().submit_quietly(asked.submissions(&job, operands, results)?);
+    let tickets = job.world.engine().submit_quietly(asked.submissions(&job, operands, results, Memory::Host)?);
     // The thread that ends the job waits until nobody has it.
     let weak = Arc::downgrade(&job);
     drop(job);
     // All of them, before anything is said: the engine works on the memory of the others.
     let outcomes = op_calls::outcomes_of(tickets.wait_returning(), &weak)?;
     asked.note_end();
-    asked.check(&outcomes, results)
+    let dims: Vec<Vec<u64>> = results.iter().map(|result| result.dims.clone()).collect();
+    asked.check(&outcomes, &dims)
 }

@@ -142,6 +142,24 @@ pub(crate) struct DestroyArguments {
     pub(crate) error: Opaque,
 }
 
+/// `XLA_FFI_Stream_Get_Args`.
+#[repr(C)]
+pub(crate) struct StreamArguments {
+    pub(crate) size: usize,
+    pub(crate) extension: *mut Extension,
+    pub(crate) context: Opaque,
+    pub(crate) stream: Opaque,
+}
+
+/// `XLA_FFI_DeviceOrdinal_Get_Args`.
+#[repr(C)]
+pub(crate) struct OrdinalArguments {
+    pub(crate) size: usize,
+    pub(crate) extension: *mut Extension,
+    pub(crate) context: Opaque,
+    pub(crate) ordinal: i32,
+}
+
 #[repr(C)]
 pub(crate) struct FutureArguments {
     pub(crate) size: usize,

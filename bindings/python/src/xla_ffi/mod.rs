@@ -23,11 +23,11 @@ use std::ffi::{CStr, CString, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{NonNull, null, null_mut};
 
-use farandole::{Dtype, Region};
+use farandole::{Dtype, OnDevice, Region};
 
 use layout::{
     Api, Buffers, ByteSpan, DestroyArguments, ErrorArguments, Frame, FutureArguments, Head, MessageArguments,
-    MetadataExtension, Opaque,
+    MetadataExtension, Opaque, OrdinalArguments, StreamArguments,
 };
 
 use crate::op_error::{INTERNAL, OpError};
@@ -37,9 +37,13 @@ const ERROR_CREATE: usize = 0;
 const ERROR_MESSAGE: usize = 1;
 const ERROR_DESTROY: usize = 2;
 pub(crate) const HANDLER_REGISTER: usize = 3;
+const STREAM_GET: usize = 4;
 const FUTURE_CREATE: usize = 13;
 const FUTURE_SET_AVAILABLE: usize = 14;
 const FUTURE_SET_ERROR: usize = 15;
+
+/// The place after those of the table that are always there: `XLA_FFI_DeviceOrdinal_Get`.
+const ORDINAL_GET: usize = layout::WITH_FUTURES;
 
 /// `XLA_FFI_ExecutionStage_EXECUTE`.
 const EXECUTE: c_int = 3;
@@ -108,6 +112,42 @@ impl Api {
             delete(&raw mut destroy);
             text
         }
+    }
+
+    /// The stream in which a program runs.
+    fn stream(&self, context: Opaque) -> Result<u64, OpError> {
+        let (size, extension) = (size_of::<StreamArguments>(), null_mut());
+        let mut arguments = StreamArguments { size, extension, context, stream: null_mut() };
+        // SAFETY: the place in the table has this function, which writes the stream or returns an error of ours.
+        let failed = unsafe {
+            let get: unsafe extern "C" fn(*mut StreamArguments) -> Opaque =
+                std::mem::transmute(self.functions[STREAM_GET]);
+            get(&raw mut arguments)
+        };
+        if failed.is_null() {
+            return Ok(arguments.stream as u64);
+        }
+        Err(OpError { code: INTERNAL, text: format!("XLA does not tell its stream: {}", self.take_text(failed)) })
+    }
+
+    /// The number of the device that a program runs on. Older tables cannot tell: then it is the first.
+    fn ordinal(&self, context: Opaque) -> Result<u32, OpError> {
+        if self.size < size_of::<Api>() + size_of::<Opaque>() {
+            return Ok(0);
+        }
+        let (size, extension) = (size_of::<OrdinalArguments>(), null_mut());
+        let mut arguments = OrdinalArguments { size, extension, context, ordinal: 0 };
+        // SAFETY: the table says that it is long enough; the place has this function, which writes the number or
+        // returns an error of ours.
+        let failed = unsafe {
+            let function = *(&raw const self.functions).cast::<Opaque>().add(ORDINAL_GET);
+            let get: unsafe extern "C" fn(*mut OrdinalArguments) -> Opaque = std::mem::transmute(function);
+            get(&raw mut arguments)
+        };
+        if failed.is_null() {
+            return Ok(u32::try_from(arguments.ordinal).unwrap_or(0));
+        }
+        Err(OpError { code: INTERNAL, text: format!("XLA does not tell its device: {}", self.take_text(failed)) })
     }
 
     /// Calls a function of the table that is about a future. What it returns is an error of ours, if anything.
@@ -203,6 +243,27 @@ impl Buffer {
         unsafe { Region::from_raw_parts(self.address, len_bytes, dtype, ()) }
     }
 
+    /// The same on the device with this number.
+    ///
+    /// # Safety
+    /// As [`Buffer::lend`], until the stream of the call has passed.
+    pub(crate) unsafe fn lend_on_device(&self, dtype: Dtype, ordinal: u32) -> Region {
+        let elems: u64 = self.dims.iter().product();
+        let place = OnDevice { ordinal, address: self.address as u64 };
+        // SAFETY: promised by the caller; XLA's buffers have the bytes that their shape needs.
+        unsafe { Region::on_device(place, elems as usize * dtype.size_bytes(), dtype, ()) }
+    }
+
+    /// Where it lies.
+    pub(crate) fn address(&self) -> u64 {
+        self.address as u64
+    }
+
+    /// The same array in other memory, for as long as that is borrowed nowhere else.
+    pub(crate) fn moved_to(&self, bytes: &mut [u8]) -> Buffer {
+        Buffer { primitive_type: self.primitive_type, dims: self.dims.clone(), address: bytes.as_mut_ptr() }
+    }
+
     /// Writes a result.
     ///
     /// # Safety
@@ -246,6 +307,15 @@ impl Call<'_> {
                     std::str::from_utf8((*(*attributes.values.add(index)).cast::<ByteSpan>()).bytes()).ok()
                 })
         }
+    }
+
+    /// The number of the device that the program runs on, and the handle of its stream.
+    pub(crate) fn device_and_stream(&self) -> Result<(u32, u64), OpError> {
+        if crate::on_device::device_stands_in() {
+            // A program on the processor, whose thread is the stream.
+            return Ok((0, 0));
+        }
+        Ok((self.api.ordinal(self.frame.context)?, self.api.stream(self.frame.context)?))
     }
 
     /// Promises that the results come later. XLA keeps operands and results until then.

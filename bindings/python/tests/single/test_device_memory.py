@@ -1,4 +1,4 @@
-"""PyTorch's tensors in device memory, on machines without a device: host memory stands in for it.
+"""PyTorch's tensors and JAX's arrays in device memory, on machines without a device: host memory stands in for it.
 
 The front ends, the engine's plane for devices and its mappings between processes are what a GPU would have; only the
 device is not (`crates/device/src/stand_in.rs`).
@@ -48,6 +48,7 @@ def check(job) -> None:
         ("test_ops_allreduce.py", "test_ops_moves.py", "test_ops_errors.py", "test_ops_gradients.py"),
         ("test_distributed.py", "test_ddp_hook.py"),
         ("test_optimizer_equality.py", "test_optimizer_misuse.py", "test_functions.py", "test_sync_batch_norm.py"),
+        ("../jax/test_ops_reduce.py", "../jax/test_ops_moves.py"),
     ],
 )
 def test_what_works_in_host_memory_works_in_device_memory(files) -> None:
