@@ -6,7 +6,8 @@ The ranks may share one GPU. Not a part of the test command, which runs on machi
 `staging` is tested with events that are not a device's. Without a GPU this program fails.
 
 Every check compares with the same computation on the CPU in plain torch. Rank 0 prints one line for each, and at the
-end how long gradients of ResNet-50's size take. FARANDOLE_PLANE=staged does the same through host memory.
+end how long gradients of ResNet-50's size take. FARANDOLE_PLANE=staged does the same through host memory; the checks of
+what runs ahead of the device are left out then. Names of checks on the command line run only these.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 
 import farandole.torch as hvd
 from farandole import _native
-from farandole.torch import device_memory, staging
+from farandole.torch import device_memory, run_ahead
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
 import reference  # noqa: E402
@@ -87,6 +88,278 @@ def moves(device: torch.device) -> None:
         if dtype != torch.bool:
             total = reference.reduced(square, hvd.Sum)
             same(hvd.reducescatter(mine, op=hvd.Sum), reference.rows_of(world, total), device)
+
+
+def everything_stays(device: torch.device) -> None:
+    """All collectives of all types are carried out in device memory: nothing goes through host memory."""
+    if not on_devices():
+        return
+    refuse = ("allreduce_many", "allreduce_batch", "allgather", "alltoall", "broadcast", "reducescatter")
+    kept = {name: getattr(_native, name) for name in refuse}
+
+    def host_memory(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("a tensor went through host memory")
+
+    for name in refuse:
+        setattr(_native, name, host_memory)
+    try:
+        moves(device)
+        grouped_moves(device)
+        strided(device)
+        hvd.broadcast_parameters(_model().to(device).state_dict(), root_rank=0)
+    finally:
+        for name, call in kept.items():
+            setattr(_native, name, call)
+
+
+def grouped_moves(device: torch.device) -> None:
+    world = hvd.global_process_set
+    rows = [[reference.contribution(rank, (rank + size, 2), seed=size) for rank in world.ranks] for size in (1, 2, 3)]
+    for gathered, of_ranks in zip(hvd.grouped_allgather([each[hvd.rank()].to(device) for each in rows]), rows):
+        same(gathered, torch.cat(of_ranks), device)
+    square = [[reference.contribution(rank, (2 * hvd.size() + 1, 2), seed=s) for rank in world.ranks] for s in (1, 2)]
+    parts = hvd.grouped_reducescatter([each[hvd.rank()].to(device) for each in square], op=hvd.Sum)
+    for part, of_ranks in zip(parts, square):
+        same(part, reference.rows_of(world, reference.reduced(of_ranks, hvd.Sum)), device)
+
+
+def uneven(device: torch.device) -> None:
+    """Splits that differ between ranks, and ranks without rows."""
+    rank, size = hvd.rank(), hvd.size()
+    rows = torch.arange(float(sum(range(size)) + size * rank), device=device)
+    splits = [peer + rank for peer in range(size)]
+    came, received = hvd.alltoall(rows, torch.tensor(splits, dtype=torch.int32))
+    assert received.tolist() == [rank + peer for peer in range(size)]
+    expected = []
+    for peer in range(size):
+        start = sum(earlier + peer for earlier in range(rank))
+        expected.append(torch.arange(float(start), float(start + rank + peer)))
+    same(came, torch.cat(expected), device)
+    mine = torch.full((rank, 2), float(rank), device=device)
+    same(hvd.allgather(mine), torch.cat([torch.full((peer, 2), float(peer)) for peer in range(size)]), device)
+
+
+def sets(device: torch.device) -> None:
+    """In a process set of rank 0 alone, and in that of all ranks."""
+    if hvd.rank() == 0:
+        same(hvd.allreduce(torch.ones(3, device=device), op=hvd.Sum, process_set=ALONE), torch.ones(3), device)
+    everybody = hvd.allreduce(torch.ones(3, device=device), name="set", op=hvd.Sum)
+    same(everybody, torch.full((3,), float(hvd.size())), device)
+
+
+def mixed(device: torch.device) -> None:
+    """Tensors on the CPU and on the GPU in one job, in one group and in one optimizer."""
+    both = [torch.ones(4), torch.ones(5, device=device)]
+    for total in hvd.grouped_allreduce(both, op=hvd.Sum):
+        assert total.eq(hvd.size()).all()
+    handles = [hvd.allreduce_async(tensor, name=f"mixed.{index}", op=hvd.Sum) for index, tensor in enumerate(both)]
+    for handle, tensor in zip(handles, both):
+        total = hvd.synchronize(handle)
+        assert total.device == tensor.device and total.eq(hvd.size()).all()
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3).to(device)
+    names = [*first.named_parameters(prefix="cpu"), *second.named_parameters(prefix="gpu")]
+    for _, parameter in names:
+        parameter.data.fill_(0.5)
+    wrapped = hvd.DistributedOptimizer(torch.optim.SGD([parameter for _, parameter in names], lr=0.1), names)
+    for _ in range(4):
+        wrapped.zero_grad()
+        second(first(torch.full((2, 3), float(hvd.rank() + 1))).to(device)).sum().backward()
+        wrapped.step()
+    for _, parameter in names:
+        everybodys = hvd.allgather(parameter.detach().cpu().reshape(1, -1))
+        assert all(torch.equal(other, everybodys[0]) for other in everybodys)
+
+
+def _spin(device: torch.device, seconds: float) -> None:
+    """Gives the device work for about so long, and returns at once."""
+    torch.cuda._sleep(int(seconds * 1.5e9))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def runs_ahead(device: torch.device) -> None:
+    """`synchronize` of what repeats returns while the device computes; what comes after it sees the results."""
+    if not on_devices():
+        return
+    tensor = torch.ones(1 << 20, device=device)
+    hvd.allreduce_(tensor, name="ahead", op=hvd.Sum)
+    torch.cuda.synchronize()
+    _spin(device, 0.5)
+    tensor.fill_(3.0)
+    handle = hvd.allreduce_async_(tensor, name="ahead", op=hvd.Sum)
+    waited = _seconds(lambda: hvd.synchronize(handle))
+    doubled = tensor * 2
+    busy = not torch.cuda.current_stream().query()
+    assert busy and waited < 0.1, (busy, waited)
+    assert run_ahead._under_way
+    assert doubled.eq(6 * hvd.size()).all()
+    # Waited for on request, and polled truthfully.
+    _spin(device, 0.5)
+    handle = hvd.allreduce_async_(tensor, name="ahead", op=hvd.Sum)
+    assert not hvd.poll(handle)
+    assert _seconds(lambda: hvd.synchronize(handle, block=True)) > 0.1
+    assert torch.cuda.current_stream().query()
+
+
+def step_ahead(device: torch.device) -> None:
+    """`step` returns while the device computes the gradients, and the host is one step ahead at most."""
+    if not on_devices():
+        return
+    model = torch.nn.Linear(64, 64).to(device)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    wrapped = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+    times = []
+    for step in range(6):
+        wrapped.zero_grad()
+        output = model(torch.ones(4, 64, device=device))
+        if step > 2:
+            _spin(device, 0.3)
+        output.sum().backward()
+        times.append(_seconds(wrapped.step))
+    left = _seconds(torch.cuda.synchronize)
+    assert max(times[3:]) < 0.1, times
+    assert left > 0.1, left
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    assert all(torch.equal(other, weights) for other in hvd.allgather(weights.unsqueeze(0)))
+
+
+def late_error(device: torch.device) -> None:
+    """What ranks refuse after `synchronize` has returned is raised by the next call, and the job goes on."""
+    if not on_devices():
+        return
+    hvd.allreduce(torch.ones(4, device=device), name="later")
+    _spin(device, 0.2)
+    handle = hvd.allreduce_async(torch.ones(4 + hvd.rank(), device=device), name="later")
+    hvd.synchronize(handle)
+    torch.cuda.synchronize()
+    try:
+        hvd.allreduce(torch.ones(2, device=device), name="innocent")
+    except hvd.HorovodInternalError as error:
+        assert "later" in str(error), error
+    else:
+        raise AssertionError("nobody was told that the ranks refused")
+    same(hvd.allreduce(torch.ones(2, device=device), op=hvd.Sum), torch.full((2,), float(hvd.size())), device)
+
+
+def no_leak(device: torch.device) -> None:
+    """A hundred rounds of everything leave neither memory of torch's nor of the driver's in use."""
+
+    def rounds(count: int) -> None:
+        for index in range(count):
+            tensor = torch.ones(1 << 16, device=device)
+            hvd.allreduce(tensor, name="leak.reduce")
+            hvd.allgather(tensor[: 1 + index % 7], name="leak.gather")
+            hvd.alltoall(tensor[: hvd.size() * (1 + index % 5)], name="leak.exchange")
+            hvd.reducescatter(tensor, name="leak.scatter")
+            hvd.broadcast_(tensor, 0, name="leak.broadcast")
+        hvd.synchronize(hvd.allreduce_async_(tensor, name="leak.last"), block=True)
+        run_ahead.settle()
+        torch.cuda.synchronize()
+
+    rounds(10)
+    hvd.barrier()
+    before = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+    hvd.barrier()
+    rounds(100)
+    hvd.barrier()
+    after = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+    assert after[0] <= before[0], (before, after)
+    # All ranks on the device count here; a segment of torch's is 2 MB.
+    assert after[1] >= before[1] - (8 << 20), (before, after)
+    hvd.barrier()
+
+
+def captured(device: torch.device) -> None:
+    """A collective inside of a CUDA graph is refused, with the reason."""
+    if not on_devices():
+        return
+    tensor = torch.ones(4, device=device)
+    stream = torch.cuda.Stream(device)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+            hvd.allreduce_(tensor, name="captured")
+    except RuntimeError as error:
+        assert "cannot become part of a CUDA graph" in str(error), error
+    else:
+        raise AssertionError("a graph took a collective")
+    same(hvd.allreduce(torch.ones(2, device=device), op=hvd.Sum), torch.full((2,), float(hvd.size())), device)
+
+
+def compressed(device: torch.device) -> None:
+    """Compressed gradients leave in one call, and ranks stay alike."""
+    calls: list[int] = []
+    begin = device_memory.DeviceWork.__init__
+
+    def counted(work: device_memory.DeviceWork, handle: _native.DeviceHandle, *rest: object) -> None:
+        calls.append(len(handle))
+        begin(work, handle, *rest)
+
+    device_memory.DeviceWork.__init__ = counted
+    try:
+        for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+            model = _model().to(device)
+            wrapped = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), compression=compression
+            )
+            for step in range(4):
+                calls.clear()
+                wrapped.zero_grad()
+                generator = torch.Generator().manual_seed(step * hvd.size() + hvd.rank())
+                model(torch.randn(8, 3, 8, 8, generator=generator).to(device)).square().mean().backward()
+                wrapped.step()
+            assert not on_devices() or calls == [4], calls
+            weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+            assert all(torch.equal(other, weights) for other in hvd.allgather(weights.unsqueeze(0)))
+    finally:
+        device_memory.DeviceWork.__init__ = begin
+
+
+def distributed_ahead(device: torch.device) -> None:
+    """`torch.distributed`: waits of what repeats do not block the host, futures are complete with their streams."""
+    import torch.distributed as dist
+
+    import farandole.torch.distributed  # noqa: F401 - makes the backend known
+
+    dist.init_process_group("farandole")
+    total = torch.ones(1 << 16, device=device)
+    for _ in range(80):
+        dist.all_reduce(total, op=dist.ReduceOp.MAX)
+    if on_devices():
+        torch.cuda.synchronize()
+        _spin(device, 0.5)
+        total.fill_(2.0)
+        work = dist.all_reduce(total, op=dist.ReduceOp.SUM, async_op=True)
+        assert work is not None and not work.is_completed()
+        work.wait()
+    for _ in range(80):
+        total.fill_(1.0)
+        dist.all_reduce(total)
+    torch.cuda.synchronize()
+    assert total.eq(hvd.size()).all()
+    if on_devices():
+        _spin(device, 0.5)
+        total.fill_(1.0)
+        work = dist.all_reduce(total, async_op=True)
+        assert _seconds(work.wait) < 0.1
+        assert not work.is_completed()
+        doubled = total * 2
+        assert doubled.eq(2 * hvd.size()).all() and work.is_completed()
+        _spin(device, 0.5)
+        total.fill_(1.0)
+        future = dist.all_reduce(total, async_op=True).get_future()
+        assert future.done()
+        assert future.wait()[0].eq(hvd.size()).all()
+    dist.destroy_process_group()
+
+
+def on_devices() -> bool:
+    """Whether allreduces of this job are carried out in device memory."""
+    return _native.works_on_devices(0, ("allreduce", hvd.Sum, 1.0, 1.0), 11)
 
 
 def stream_order(device: torch.device) -> None:
@@ -175,13 +448,13 @@ def optimizer(device: torch.device) -> None:
 def together(device: torch.device) -> None:
     """Gradients that are ready together leave with one call, groups hold, and both change nothing in the result."""
     calls: list[int] = []
-    begin = staging.DeviceWork.__init__
+    begin = device_memory.DeviceWork.__init__
 
-    def counted(work: staging.DeviceWork, handle: _native.BatchHandle, on: torch.device) -> None:
+    def counted(work: device_memory.DeviceWork, handle: _native.DeviceHandle, *rest: object) -> None:
         calls.append(len(handle))
-        begin(work, handle, on)
+        begin(work, handle, *rest)
 
-    staging.DeviceWork.__init__ = counted
+    device_memory.DeviceWork.__init__ = counted
     try:
         ends = []
         for groups, expected in ((None, [4]), (1, [4]), (2, [2, 2]), (4, [1, 1, 1, 1])):
@@ -196,11 +469,11 @@ def together(device: torch.device) -> None:
                 inputs = torch.randn(8, 3, 8, 8, generator=generator, dtype=torch.float64).to(device)
                 model(inputs).square().mean().backward()
                 wrapped.step()
-            assert not device_memory.reduces_in(0) or sorted(calls) == expected, (groups, calls)
+            assert not on_devices() or sorted(calls) == expected, (groups, calls)
             ends.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
         assert all(torch.equal(end, ends[0]) for end in ends)
     finally:
-        staging.DeviceWork.__init__ = begin
+        device_memory.DeviceWork.__init__ = begin
 
 
 def replaced(device: torch.device) -> None:
@@ -283,7 +556,7 @@ def speed(device: torch.device) -> str:
     medians = [1e3 * _median_seconds(run) for run in (as_group, one_by_one)]
     return (
         f"161 tensors, {4 * sum(sizes) / 1e6:.0f} MB, on {hvd.size()} ranks, "
-        f"{'in device memory' if device_memory.reduces_in(0) else 'through host memory'}: "
+        f"{'in device memory' if on_devices() else 'through host memory'}: "
         f"{medians[0]:.2f} ms as a group, {medians[1]:.2f} ms by a call for each (medians of 30)"
     )
 
@@ -305,6 +578,11 @@ CHECKS: list[Check] = [
     grouped,
     strided,
     moves,
+    grouped_moves,
+    uneven,
+    everything_stays,
+    sets,
+    mixed,
     stream_order,
     dropped,
     other_stream,
@@ -315,16 +593,25 @@ CHECKS: list[Check] = [
     replaced,
     mixed_precision,
     sync_batch_norm,
+    compressed,
+    runs_ahead,
+    step_ahead,
+    late_error,
+    captured,
+    no_leak,
+    distributed_ahead,
 ]
+
+ALONE = hvd.ProcessSet([0])
 
 
 def main() -> None:
-    hvd.init()
+    hvd.init(process_sets=[ALONE])
     device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
     if hvd.rank() == 0:
         print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {hvd.size()} ranks", flush=True)
-    for check in CHECKS:
+    for check in [check for check in CHECKS if not sys.argv[1:] or check.__name__ in sys.argv[1:]]:
         begun = time.perf_counter()
         check(device)
         if hvd.rank() == 0:
