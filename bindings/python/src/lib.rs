@@ -81,8 +81,8 @@ mod _native {
     use crate::on_device::device_stands_in;
     #[pymodule_export]
     use crate::records::{
-        mark_epoch, mark_iteration, name_thread, note_setting, phase_begin, phase_end, phase_of, start_timeline,
-        stop_timeline,
+        act_for_itself, act_for_program, mark_epoch, mark_iteration, name_thread, note_setting, phase_begin, phase_end,
+        phase_of, start_timeline, stop_timeline,
     };
     #[pymodule_export]
     use crate::request::{
