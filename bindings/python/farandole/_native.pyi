@@ -364,6 +364,12 @@ def name_thread(name: str) -> None:
 def watch_own_code(ident: int) -> None:
     """Looks where this thread (`threading.get_ident()`) is while it is in no phase, if a trace is kept. Never fails."""
 
+def act_for_program() -> None:
+    """What this thread does counts as done by the thread that trains, until `act_for_itself`."""
+
+def act_for_itself() -> None:
+    """What this thread does counts as its own."""
+
 def note_setting(name: str, value: str) -> None:
     """A setting for the trace that has become known, or has changed. Never fails."""
 

@@ -84,8 +84,8 @@ mod _native {
     use crate::on_device::device_stands_in;
     #[pymodule_export]
     use crate::records::{
-        device_idle, device_waited, mark_epoch, mark_iteration, name_thread, note_setting, phase_begin, phase_end,
-        phase_of, start_timeline, stop_timeline, wants_device_times,
+        act_for_itself, act_for_program, device_idle, device_waited, mark_epoch, mark_iteration, name_thread,
+        note_setting, phase_begin, phase_end, phase_of, start_timeline, stop_timeline, wants_device_times,
     };
     #[pymodule_export]
     use crate::request::{

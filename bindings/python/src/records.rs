@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farandole::{Cycles, Event};
+use farandole::{Cycles, Event, ThreadId};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -95,6 +95,19 @@ pub(crate) fn name_thread(name: &str) {
     if let Some(job) = recording() {
         job.world.recorder().name_thread(name);
     }
+}
+
+/// What this thread does counts as done by the thread that trains, which waits for it meanwhile: hooks of a backward
+/// pass on a GPU run in threads of PyTorch's. `act_for_itself` ends it.
+#[pyfunction]
+pub(crate) fn act_for_program() {
+    ThreadId::act_for(sampling::program_thread());
+}
+
+/// What this thread does counts as its own.
+#[pyfunction]
+pub(crate) fn act_for_itself() {
+    ThreadId::act_for(None);
 }
 
 /// A setting for the trace that has become known.

@@ -6,7 +6,7 @@
 //! has ended is given to a later one of the same name, so that a row of a timeline shows one kind of thread; when there
 //! are many rows, to any other thread.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -126,12 +126,29 @@ thread_local! {
 }
 
 impl ThreadId {
-    /// The number of this thread.
+    /// The number of this thread, or of the one that it acts for.
     #[inline]
     pub fn current() -> ThreadId {
+        if let Some(other) = ACTS_FOR.try_with(Cell::get).ok().flatten() {
+            return other;
+        }
         // A thread that is ending has no number any more.
         SLOT.try_with(|slot| ThreadId(slot.get_or_init(ThreadSlot::take).0)).unwrap_or(ThreadId(THREADS_MAX as u16))
     }
+}
+
+impl ThreadId {
+    /// From now on, what this thread does counts as done by another one, which waits for it meanwhile; with nothing, as
+    /// its own again.
+    pub fn act_for(other: Option<ThreadId>) {
+        // A thread that is ending does nothing more that counts.
+        let _ = ACTS_FOR.try_with(|acts_for| acts_for.set(other));
+    }
+}
+
+thread_local! {
+    /// The thread that this one acts for.
+    static ACTS_FOR: Cell<Option<ThreadId>> = const { Cell::new(None) };
 }
 
 impl ThreadId {
@@ -165,6 +182,20 @@ pub(crate) fn thread_names() -> Vec<Arc<str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_may_act_for_another() {
+        let mine = ThreadId::current();
+        std::thread::spawn(move || {
+            assert_ne!(ThreadId::current(), mine);
+            ThreadId::act_for(Some(mine));
+            assert_eq!(ThreadId::current(), mine);
+            ThreadId::act_for(None);
+            assert_ne!(ThreadId::current(), mine);
+        })
+        .join()
+        .unwrap();
+    }
 
     #[test]
     fn a_name_keeps_its_number_until_it_is_forgotten() {

@@ -37,7 +37,7 @@ stands_in = _native.device_stands_in()
 
 def lies_there(tensor: torch.Tensor) -> bool:
     """Whether a tensor is in the memory of a GPU."""
-    return tensor.is_cuda or stands_in and tensor.is_cpu
+    return isinstance(tensor, torch.Tensor) and (tensor.is_cuda or stands_in and tensor.is_cpu)
 
 
 def takes(tensors: Sequence[torch.Tensor], collective: Collective, group: int) -> bool:

@@ -121,7 +121,13 @@ class GradientBatch:
         device = self.members[0].parameter.device
         device_memory.place_to_record(device)
         run_ahead.sweep()
-        self.repeated.let_last_end()
+        if self.repeated.last is not None:
+            # A hook: the thread that trains waits for it, and so for the last round.
+            _native.act_for_program()
+            try:
+                self.repeated.let_last_end()
+            finally:
+                _native.act_for_itself()
         addresses, owners = self.addresses, tuple(self.owners)
         if self.narrow is not None:
             gradients = self.submitted()

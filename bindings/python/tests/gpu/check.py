@@ -323,8 +323,9 @@ def distributed_ahead(device: torch.device) -> None:
     """`torch.distributed`: waits of what repeats do not block the host, futures are complete with their streams."""
     import torch.distributed as dist
 
-    if not dist.is_initialized():
-        dist.init_process_group("farandole")
+    import farandole.torch.distributed  # noqa: F401 - makes the backend known
+
+    dist.init_process_group("farandole")
     total = torch.ones(1 << 16, device=device)
     for _ in range(80):
         dist.all_reduce(total, op=dist.ReduceOp.MAX)
@@ -353,6 +354,7 @@ def distributed_ahead(device: torch.device) -> None:
         future = dist.all_reduce(total, async_op=True).get_future()
         assert future.done()
         assert future.wait()[0].eq(hvd.size()).all()
+    dist.destroy_process_group()
 
 
 def on_devices() -> bool:

@@ -146,6 +146,7 @@ hvd.shutdown()
     )
 
 
+@pytest.mark.alone
 def test_the_host_runs_ahead_of_what_repeats() -> None:
     check(
         run_job(
@@ -193,6 +194,7 @@ assert not run_ahead._under_way
     )
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("setting", ["0", "1"])
 def test_the_setting_says_whether_the_host_waits(setting: str) -> None:
     check(
@@ -267,6 +269,7 @@ assert not hvd.is_initialized()
     )
 
 
+@pytest.mark.alone
 def test_gradients_run_ahead_and_end_with_the_interpreter() -> None:
     job = run_job(
         2,

@@ -28,7 +28,7 @@ def register() -> None:
     """Makes the backend known to torch. Importing this module does it; calling it again does nothing."""
     if NAME.upper() in dist.Backend._plugins:
         return
-    # Tensors on a GPU travel through host memory.
+    # One backend for both: tensors on a GPU are worked on there where the engine can.
     dist.Backend.register_backend(NAME, process_group.create, extended_api=True, devices=["cpu", "cuda"])
     rendezvous.extend_env()
     work.keep_forward_pass_works()
