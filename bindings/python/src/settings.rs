@@ -1,5 +1,7 @@
 //! Settings that the Python package reads, through the table of settings.
 
+use std::sync::OnceLock;
+
 use farandole::settings::{self, Setting};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
@@ -27,4 +29,11 @@ pub(crate) fn switch_setting(name: &str) -> PyResult<bool> {
 pub(crate) fn switch_or_auto_setting(name: &str) -> PyResult<Option<bool>> {
     let setting = find(name)?;
     Ok(setting.read(|variable| std::env::var(variable).ok()).unwrap_or_else(|_| setting.default_value()))
+}
+
+/// Whether the host may go on while collectives in device memory are under way. Read once.
+pub(crate) fn runs_ahead() -> bool {
+    static RUNS_AHEAD: OnceLock<bool> = OnceLock::new();
+    *RUNS_AHEAD
+        .get_or_init(|| switch_or_auto_setting(settings::ASYNC_COMPLETION.name).is_ok_and(|on| on != Some(false)))
 }

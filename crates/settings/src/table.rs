@@ -502,10 +502,10 @@ pub const ASYNC_COMPLETION: Setting = Setting::does(
     "FARANDOLE_ASYNC_COMPLETION",
     Reader::Python,
     Kind::SwitchOrAuto,
-    "auto",
+    "0",
     "Whether PyTorch's `synchronize` and `step` return before operations in device memory are done; the current stream \
-     waits for them. `auto`: where the same names have been reduced well before; `0`: never; `1`: always. What goes \
-     wrong is raised by a later call then.",
+     waits for them. `0`: never; `auto`: where the same names have been reduced well before; `1`: always. What goes \
+     wrong is raised by a later call then. Read docs/gpu.md before you set it: some calls of CUDA can deadlock.",
 )
 .horovod("HOROVOD_ENABLE_ASYNC_COMPLETION");
 

@@ -4,10 +4,11 @@ A stream waits for such a request (`device_work`), so the results are used only 
 at once. What goes wrong with it comes to light later, and is raised by the next call of ours: of a hook, a collective,
 `synchronize`, `step`, or `shutdown`.
 
-A script that asks for something new wants to hear at once if the ranks refuse it. So only what *repeats* is left alone:
-a request under a name that the script gave, or a batch of gradients, from the second time on, when it has gone well
-once. Requests without a name are waited for. FARANDOLE_ASYNC_COMPLETION (or HOROVOD_ENABLE_ASYNC_COMPLETION) changes
-that: with 0 everything is waited for, with 1 nothing is that need not be.
+Without a word of the user's everything is waited for: a call of CUDA that waits for the stream while it holds the
+driver's lock keeps the engine from queueing what the stream waits for (docs/gpu.md). FARANDOLE_ASYNC_COMPLETION (or
+HOROVOD_ENABLE_ASYNC_COMPLETION) changes that. With `auto`, what *repeats* is left alone: a script that asks for
+something new wants to hear at once if the ranks refuse it. That is a request under a name that the script gave, or a
+batch of gradients, from the second time on, when it has gone well once. With 1, nothing is waited for that need not be.
 
 Invariants: the host is ahead by one round at most, because a request whose last round is under way is waited for before
 the next one is submitted (names must not meet). What is under way holds the memory that was lent until it is over, and

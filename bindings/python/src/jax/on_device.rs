@@ -7,7 +7,8 @@
 //!
 //! XLA hears nothing of what goes wrong later. It is returned by the next call, or raised by whoever asks
 //! ([`jax_raise_late`]): calls outside of compiled functions do, and `shutdown`. So that what ranks refuse is told
-//! where it was asked for, a call that has not gone well yet is waited for here.
+//! where it was asked for, a call that has not gone well yet is waited for here; without a word of the user's
+//! (FARANDOLE_ASYNC_COMPLETION) every call is, because running ahead can deadlock (docs/gpu.md).
 //!
 //! What the ranks cannot work on there goes through host memory, and is waited for.
 //!
@@ -31,6 +32,7 @@ use crate::errors::HorovodInternalError;
 use crate::on_device;
 use crate::op_calls;
 use crate::op_error::{INTERNAL_ERROR, INVALID_ARGUMENT, OpError, UNKNOWN};
+use crate::settings;
 use crate::world::Job;
 use crate::xla_ffi::Buffer;
 use crate::xla_ffi::element_type::dtype_of;
@@ -102,7 +104,7 @@ pub(super) fn execute(
     let run = Run { asked, tickets, dims };
     let key = (Arc::clone(&name), dims_of(operands));
     let is_proven = lock().as_ref().is_some_and(|state| state.proven.contains(&key));
-    if !is_proven {
+    if !is_proven || !settings::runs_ahead() {
         run.end()?;
         lock().get_or_insert_default().proven.insert(key);
         return Ok(());

@@ -7,12 +7,14 @@ The ranks may share one GPU. Not a part of the test command, which runs on machi
 
 Every check compares with the same computation on the CPU in plain torch. Rank 0 prints one line for each, and at the
 end how long gradients of ResNet-50's size take. FARANDOLE_PLANE=staged does the same through host memory; the checks of
-what runs ahead of the device are left out then. Names of checks on the command line run only these.
+what runs ahead of the device are left out then. Names of checks on the command line run only these. The host may run
+ahead here, unless HOROVOD_ENABLE_ASYNC_COMPLETION says something else.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,9 +22,11 @@ from pathlib import Path
 
 import torch
 
-import farandole.torch as hvd
-from farandole import _native
-from farandole.torch import device_memory, run_ahead
+os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "auto")
+
+import farandole.torch as hvd  # noqa: E402
+from farandole import _native  # noqa: E402
+from farandole.torch import device_memory, run_ahead  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
 import reference  # noqa: E402

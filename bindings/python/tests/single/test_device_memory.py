@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 HEAD = f"""
 import os, time
 os.environ["{STAND_IN}"] = "1"
+os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "auto")
 import torch
 import farandole.torch as hvd
 from farandole import _native
@@ -55,6 +56,7 @@ def test_what_works_in_host_memory_works_in_device_memory(files) -> None:
     words = [command(), "run", "-np", "2", sys.executable, "-m", "pytest", "-q", "--exitfirst"]
     words += ["-p", "no:cacheprovider", *(str(PARALLEL / file) for file in files)]
     variables = {STAND_IN: "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    variables["HOROVOD_ENABLE_ASYNC_COMPLETION"] = "auto"
     ended = subprocess.run(
         words, env=environment(**variables), capture_output=True, text=True, timeout=280, check=False
     )
