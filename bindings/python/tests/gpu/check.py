@@ -7,14 +7,14 @@ The ranks may share one GPU. Not a part of the test command, which runs on machi
 
 Every check compares with the same computation on the CPU in plain torch. Rank 0 prints one line for each, and at the
 end how long gradients of ResNet-50's size take. FARANDOLE_PLANE=staged does the same through host memory; the checks of
-what runs ahead of the device are left out then. Names of checks on the command line run only these. The host may run
-ahead here, unless HOROVOD_ENABLE_ASYNC_COMPLETION says something else.
+what runs ahead of the device are left out then. Names of checks on the command line run only these.
+
+With HOROVOD_ENABLE_ASYNC_COMPLETION=auto the host runs ahead of the device, and that is checked, too.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -22,11 +22,9 @@ from pathlib import Path
 
 import torch
 
-os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "auto")
-
-import farandole.torch as hvd  # noqa: E402
-from farandole import _native  # noqa: E402
-from farandole.torch import device_memory, run_ahead  # noqa: E402
+import farandole.torch as hvd
+from farandole import _native
+from farandole.torch import device_memory, run_ahead
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
 import reference  # noqa: E402
@@ -187,7 +185,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def runs_ahead(device: torch.device) -> None:
     """`synchronize` of what repeats returns while the device computes; what comes after it sees the results."""
-    if not on_devices():
+    if not host_runs_ahead():
         return
     tensor = torch.ones(1 << 20, device=device)
     hvd.allreduce_(tensor, name="ahead", op=hvd.Sum)
@@ -211,7 +209,7 @@ def runs_ahead(device: torch.device) -> None:
 
 def step_ahead(device: torch.device) -> None:
     """`step` returns while the device computes the gradients, and the host is one step ahead at most."""
-    if not on_devices():
+    if not host_runs_ahead():
         return
     model = torch.nn.Linear(64, 64).to(device)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -233,7 +231,7 @@ def step_ahead(device: torch.device) -> None:
 
 def late_error(device: torch.device) -> None:
     """What ranks refuse after `synchronize` has returned is raised by the next call, and the job goes on."""
-    if not on_devices():
+    if not host_runs_ahead():
         return
     hvd.allreduce(torch.ones(4, device=device), name="later")
     _spin(device, 0.2)
@@ -333,7 +331,7 @@ def distributed_ahead(device: torch.device) -> None:
     total = torch.ones(1 << 16, device=device)
     for _ in range(80):
         dist.all_reduce(total, op=dist.ReduceOp.MAX)
-    if on_devices():
+    if host_runs_ahead():
         torch.cuda.synchronize()
         _spin(device, 0.5)
         total.fill_(2.0)
@@ -345,7 +343,7 @@ def distributed_ahead(device: torch.device) -> None:
         dist.all_reduce(total)
     torch.cuda.synchronize()
     assert total.eq(hvd.size()).all()
-    if on_devices():
+    if host_runs_ahead():
         _spin(device, 0.5)
         total.fill_(1.0)
         work = dist.all_reduce(total, async_op=True)
@@ -364,6 +362,11 @@ def distributed_ahead(device: torch.device) -> None:
 def on_devices() -> bool:
     """Whether allreduces of this job are carried out in device memory."""
     return _native.works_on_devices(0, ("allreduce", hvd.Sum, 1.0, 1.0), 11)
+
+
+def host_runs_ahead() -> bool:
+    """Whether the host goes on while collectives in device memory are under way."""
+    return on_devices() and _native.switch_or_auto_setting("FARANDOLE_ASYNC_COMPLETION") is not False
 
 
 def stream_order(device: torch.device) -> None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "auto")
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +109,9 @@ def refusals() -> None:
 
 
 def ahead() -> None:
-    """A program that has gone well is dispatched while the device computes."""
+    """A program that has gone well is dispatched while the device computes, if the host may run ahead."""
+    if _native.switch_or_auto_setting("FARANDOLE_ASYNC_COMPLETION") is False:
+        return
 
     @jax.jit
     def program(array: jax.Array) -> jax.Array:

@@ -14,6 +14,8 @@ use crate::pending::Pending;
 #[derive(Debug, Default)]
 pub(super) struct Computing {
     held: Vec<Held>,
+    /// The event that was last seen to have happened. Kept, so that no other gets its handle.
+    happened: Option<Event>,
 }
 
 #[derive(Debug)]
@@ -32,15 +34,26 @@ impl Computing {
 
     /// Holds a request back if its data are not there yet; otherwise gives it back.
     pub(super) fn hold(&mut self, request: Request, mut pending: Pending) -> Option<(Request, Pending)> {
-        match pending.ready.take() {
-            Some(computed) if !has_happened(&computed) => {
-                // It counts from when the data are there.
-                pending.mark.time_ns = None;
-                self.held.push(Held { request, pending, computed, rings: false });
-                None
-            }
-            _ => Some((request, pending)),
+        let Some(computed) = pending.ready.take() else { return Some((request, pending)) };
+        if self.is_computed(&computed) {
+            self.happened = Some(computed);
+            return Some((request, pending));
         }
+        // It counts from when the data are there.
+        pending.mark.time_ns = None;
+        self.held.push(Held { request, pending, computed, rings: false });
+        None
+    }
+
+    /// Whether an event has happened. Requests that were submitted together share one, and a look takes microseconds:
+    /// what was known of it for the request before is known for this one.
+    fn is_computed(&self, computed: &Event) -> bool {
+        let is_it = |known: &Event| known.handle() == computed.handle();
+        if self.happened.as_ref().is_some_and(is_it) {
+            return true;
+        }
+        let held_before = self.held.last().is_some_and(|held| is_it(&held.computed));
+        !held_before && has_happened(computed)
     }
 
     /// The requests whose data are there now.

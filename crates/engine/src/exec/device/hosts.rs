@@ -243,7 +243,7 @@ impl HostsRun {
         table: &PendingTable,
         windows: Option<&Windows>,
     ) -> Result<()> {
-        self.tensors = Tensors::find(plane, bucket, table, self.here)?;
+        self.tensors = Tensors::find(plane, bucket, &self.movement, table, self.here)?;
         // A rank that has joined has no tensors, and holds its shard on any device.
         self.ordinal = self.tensors.ordinal.unwrap_or_else(|| plane.any_ordinal());
         let opened = plane.opened(self.ordinal);

@@ -165,7 +165,7 @@ impl DeviceRun {
         table: &PendingTable,
         slot_bytes: usize,
     ) -> Result<()> {
-        self.tensors = Tensors::find(plane, bucket, table, self.here)?;
+        self.tensors = Tensors::find(plane, bucket, &self.movement, table, self.here)?;
         let Some(ordinal) = self.tensors.ordinal else { return Ok(()) };
         let opened = plane.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
         let (ends, replaces) = (self.end_bytes(self.here.me.index()), self.replaces());

@@ -4,8 +4,9 @@
 //! the input itself where results replace it, or memory of the group's ([`super::results`]). Every plane of device
 //! memory works on these.
 
+use farandole_plan::Collective;
 use farandole_plan::agree::Bucket;
-use farandole_plan::{Collective, device};
+use farandole_plan::device::Movement;
 use farandole_tensor::{OnDevice, Region};
 use farandole_transport::{Error, Result};
 
@@ -47,13 +48,14 @@ impl Tensors {
     pub(crate) fn find(
         plane: &mut DevicePlane,
         bucket: &Bucket,
+        movement: &Movement,
         table: &PendingTable,
         here: GroupRank,
     ) -> Result<Tensors> {
         let mut found = Tensors::default();
         for (part, id) in bucket.requests.iter().enumerate() {
             let Some(id) = id else { continue };
-            found.add(plane, bucket, part, table.get(*id), here)?;
+            found.add(plane, bucket, movement, (part, table.get(*id)), here)?;
         }
         Ok(found)
     }
@@ -67,8 +69,8 @@ impl Tensors {
         &mut self,
         plane: &mut DevicePlane,
         bucket: &Bucket,
-        part: usize,
-        pending: &Pending,
+        movement: &Movement,
+        (part, pending): (usize, &Pending),
         here: GroupRank,
     ) -> Result<()> {
         let plan = &*bucket.plan;
@@ -81,7 +83,7 @@ impl Tensors {
             return Err(Error::local("working on tensors together", std::io::Error::other(both)));
         }
         let elem_bytes = plan.dtype.size_bytes() as u64;
-        let bytes = device::output_elems(plan, part, here.me.index(), here.size) * elem_bytes;
+        let bytes = movement.ends[here.me.index()][part].output * elem_bytes;
         let replaces = matches!(
             plan.collective,
             Collective::Allreduce { .. } | Collective::Broadcast { .. } | Collective::Reduce { .. }

@@ -113,7 +113,7 @@ impl NcclRun {
             last: None,
             rings: false,
         };
-        match Tensors::find(device, bucket, table, here) {
+        match Tensors::find(device, bucket, movement, table, here) {
             Ok(tensors) => run.tensors = tensors,
             Err(error) => run.failure = Some(error),
         }
