@@ -70,6 +70,8 @@ def test_an_interpreter_ends_in_time_with_requests_under_way() -> None:
         from tensors import Floats, allreduce
         _native.init([], dynamic=False)
         handles = [allreduce(f"{_native.rank()} {n}", Floats([1])) for n in range(20)]
+        # Who has left ends the job for the others: both have submitted first.
+        _native.barrier("submitted", 0).wait()
         def wait():
             try:
                 handles[3].wait()
