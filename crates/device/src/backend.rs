@@ -4,11 +4,12 @@
 
 use std::fmt::Debug;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::Finish;
 
-use crate::{Export, Info, Result, SignalWord};
+use crate::{Export, Info, Result};
 
 /// A fold: for each segment, the contributions of some ranks are combined in their order, and the result is stored
 /// where they lie, or in other places. With one contribution and another target it is a copy that scales.
@@ -133,23 +134,32 @@ pub trait Backend: Send + Sync + Debug {
     /// As [`Backend::record`].
     fn call_when_reached(&self, stream: u64, call: Box<dyn FnOnce() + Send>) -> Result<()>;
 
-    /// A signal that is not set.
+    /// Lets streams write words of host memory and wait for them; returns where the device finds the first. They lie in
+    /// one page, and live until they are unregistered.
     ///
     /// # Errors
-    /// [`crate::Error::Unavailable`] if streams cannot wait for signals; if the driver refuses.
-    fn create_signal(&self) -> Result<SignalWord>;
+    /// [`crate::Error::Unavailable`] if streams cannot wait for memory; if the driver refuses.
+    fn register_words(&self, words: &[AtomicU32]) -> Result<u64>;
 
-    /// Sets a signal.
-    fn set_signal(&self, signal: SignalWord);
+    /// Takes words from the device. Nothing in a stream uses them any more.
+    fn unregister_words(&self, words: &[AtomicU32]);
 
-    /// Makes what comes into a stream from now on wait for a signal.
+    /// Sets a word from the host.
+    fn set_word(&self, word: &AtomicU32, value: u32) {
+        word.store(value, Ordering::Release);
+    }
+
+    /// Queues a store to a word, behind everything that the stream has stored before.
     ///
     /// # Errors
     /// As [`Backend::record`].
-    fn wait_signal(&self, stream: u64, signal: SignalWord) -> Result<()>;
+    fn write_word(&self, stream: u64, address: u64, value: u32) -> Result<()>;
 
-    /// Gives a signal back that is set. Streams may still be waiting for what it was set to.
-    fn destroy_signal(&self, signal: SignalWord);
+    /// Makes what comes into a stream from now on wait until a word has this value or, counted cyclically, a later one.
+    ///
+    /// # Errors
+    /// As [`Backend::record`].
+    fn wait_word(&self, stream: u64, address: u64, value: u32) -> Result<()>;
 
     /// Waits until a stream is empty.
     ///

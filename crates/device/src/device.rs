@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Allocation, Backend, DeviceCopy, Event, Export, Pinned, Result, Signal, Stream};
+use crate::{Allocation, Backend, DeviceCopy, Event, Export, Pinned, Result, Stream, WordMemory, Words};
 
 /// The number of a physical device, which does not depend on what a process may see of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,20 +84,12 @@ impl Device {
         Stream::new(Arc::clone(&self.backend))
     }
 
-    /// A signal, for streams of this device.
+    /// Words of host memory, for streams of this device. Nothing else in the same page of this process is registered.
     ///
     /// # Errors
-    /// [`crate::Error::Unavailable`] if its streams cannot wait for signals; if the driver refuses.
-    pub fn signal(&self) -> Result<Signal> {
-        self.signal_of(1)
-    }
-
-    /// A signal for several that set it: it is set when the last of so many has done so.
-    ///
-    /// # Errors
-    /// As [`Device::signal`].
-    pub fn signal_of(&self, setters: usize) -> Result<Signal> {
-        Signal::new(Arc::clone(&self.backend), setters)
+    /// [`crate::Error::Unavailable`] if its streams cannot wait for memory; if the driver refuses.
+    pub fn words(&self, memory: WordMemory) -> Result<Words> {
+        Words::new(Arc::clone(&self.backend), memory)
     }
 
     /// An event in a stream that somebody else owns, behind everything that is there. `stream` is the driver's handle;

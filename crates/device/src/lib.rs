@@ -3,7 +3,8 @@
 //! A [`Device`] is one accelerator as this process sees it. It has [`Allocation`]s, [`Stream`]s and [`Event`]s, tells
 //! other processes of the host where its memory lies ([`Export`]), maps what they tell ([`Mappings`]), and runs two
 //! kernels: [`Stream::fold`] combines the contributions of several ranks and stores the result with some of them,
-//! [`Stream::copy`] packs and unpacks. A [`Signal`] lets streams wait for the host.
+//! [`Stream::copy`] packs and unpacks. [`Words`] let
+//! streams of several processes wait for each other.
 //!
 //! There are three backends. [`cuda`] opens NVIDIA's driver library at run time; where there is none, opening says so
 //! and nothing else changes. [`pretend`] is host memory with streams that run late, for tests without a device: what an
@@ -32,10 +33,10 @@ mod mappings;
 pub mod nccl;
 mod pinned;
 pub mod pretend;
-mod signal;
 pub mod stand_in;
 mod stream;
 mod table;
+mod words;
 
 pub use allocation::Allocation;
 pub use backend::{Backend, DeviceCopy, DeviceFold};
@@ -46,6 +47,6 @@ pub use export::{EXPORT_BYTES, Export};
 pub use exports::Exports;
 pub use mappings::{Hits, Mappings};
 pub use pinned::Pinned;
-pub use signal::{Signal, SignalWord};
 pub use stream::Stream;
 pub use table::MAX_RANKS;
+pub use words::{WordMemory, Words};

@@ -6,7 +6,9 @@
 //! allocation of the same process overlaps it, or when too many are kept: then the one that was used longest ago goes.
 //!
 //! The invariant: a mapping is closed only inside [`Mappings::translate`] of another allocation or when all are
-//! dropped. Whoever translates must have nothing on the device that still uses what was translated before.
+//! dropped. Whoever translates one that closes others ([`Mappings::closes_others`]) must have nothing on the device
+//! that still uses what was translated before. (The driver does not map an allocation while an old one in its place is
+//! mapped.)
 
 use std::collections::HashMap;
 
@@ -44,6 +46,14 @@ struct Mapping {
     used: u64,
 }
 
+impl Mapping {
+    /// Whether its memory was freed: there is a new allocation of its process in its place.
+    fn is_stale(&self, process: u32, export: &Export) -> bool {
+        let end = export.base.saturating_add(export.bytes);
+        process == export.process && self.theirs < end && export.base < self.theirs.saturating_add(self.bytes)
+    }
+}
+
 impl Mappings {
     /// No mappings yet.
     pub fn new(device: Device) -> Mappings {
@@ -73,6 +83,13 @@ impl Mappings {
         Ok(base)
     }
 
+    /// Whether translating this allocation closes the mapping of another one.
+    pub fn closes_others(&self, export: &Export) -> bool {
+        let is_known = export.process == self.process || self.mapped.contains_key(&(export.process, export.allocation));
+        let is_stale = |(&(process, _), mapping): (&(u32, u64), &Mapping)| mapping.is_stale(process, export);
+        !is_known && (self.mapped.len() >= MAX_KEPT || self.mapped.iter().any(is_stale))
+    }
+
     /// How often mappings were there.
     pub fn hits(&self) -> Hits {
         self.hits
@@ -81,10 +98,8 @@ impl Mappings {
     /// Closes what the process has freed, and what was not used for longest if too many are kept.
     fn make_room(&mut self, export: &Export) {
         let backend = self.device.backend();
-        let end = export.base.saturating_add(export.bytes);
         self.mapped.retain(|&(process, _), mapping| {
-            let overlaps = mapping.theirs < end && export.base < mapping.theirs.saturating_add(mapping.bytes);
-            let stale = process == export.process && overlaps;
+            let stale = mapping.is_stale(process, export);
             if stale {
                 backend.close(mapping.base);
             }
@@ -125,6 +140,7 @@ mod tests {
         assert_eq!(mappings.translate(&export).unwrap(), base);
         assert_eq!(mappings.hits(), Hits { hits: 1, misses: 1 });
         let anew = Export { allocation: export.allocation + 1000, ..export.clone() };
+        assert!(mappings.closes_others(&anew) && !mappings.closes_others(&export));
         assert!(mappings.translate(&anew).is_err(), "the driver knows no such memory");
         assert_eq!(mappings.mapped.len(), 0, "what overlaps it was closed");
     }

@@ -4,26 +4,26 @@
 //! device, which all of them share. What is allocated here lies in files in memory that other processes map, as they
 //! map allocations of a driver; all other memory cannot be mapped and is packed, as that of a framework's pool is.
 //!
-//! The invariant: everything is done when the call returns, as for a framework on the processor. The stream of such a
-//! framework is its thread, with the handle 0: that waits for a signal by waiting. Nothing comes into other streams
-//! that could notice whether they wait.
+//! The invariant: everything is done when the call returns, as for a framework on the processor. So a stream that is to
+//! wait for a word lets its caller wait: other processes write it in a moment, or their end is an error.
 //!
 //! Not here: work that runs late and calls that fail. Those belong to tests of the engine ([`crate::pretend`]).
 
 #![allow(unsafe_code)]
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
-use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, SignalWord, Uuid, host_fold};
+use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid, host_fold, words};
 
-/// The stream that is the thread which calls.
-const CALLING_THREAD: u64 = 0;
+/// How long a word is waited for. Its writer is a process that has come to the same place.
+const WORD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// See the module's text.
 #[derive(Debug)]
@@ -32,9 +32,6 @@ pub struct StandIn {
     numbers: AtomicU64,
     /// Allocations and mappings, by where they begin. Locked for a moment by any thread.
     mapped: Mutex<BTreeMap<u64, Mapped>>,
-    /// Signals that are not set. Locked for a moment by any thread; those that wait for one sleep on `set`.
-    unset: Mutex<HashSet<u64>>,
-    set: Condvar,
 }
 
 #[derive(Debug)]
@@ -68,8 +65,7 @@ impl StandIn {
             memory_bytes: u64::MAX,
             driver: "none".to_owned(),
         };
-        let (mapped, unset, set) = (Mutex::default(), Mutex::default(), Condvar::new());
-        StandIn { info, numbers: AtomicU64::new(1), mapped, unset, set }
+        StandIn { info, numbers: AtomicU64::new(1), mapped: Mutex::default() }
     }
 
     fn number(&self) -> u64 {
@@ -79,10 +75,6 @@ impl StandIn {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Mapped>> {
         // Valid between any two statements, also if a holder panicked.
         self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn unset(&self) -> MutexGuard<'_, HashSet<u64>> {
-        self.unset.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Maps a file and enters it.
@@ -172,27 +164,27 @@ impl Backend for StandIn {
         Ok(())
     }
 
-    fn create_signal(&self) -> Result<SignalWord> {
-        let word = self.number();
-        self.unset().insert(word);
-        Ok(SignalWord { word, value: 1 })
+    fn register_words(&self, words: &[AtomicU32]) -> Result<u64> {
+        Ok(words.as_ptr().expose_provenance() as u64)
     }
 
-    fn set_signal(&self, signal: SignalWord) {
-        self.unset().remove(&signal.word);
-        self.set.notify_all();
-    }
+    fn unregister_words(&self, _words: &[AtomicU32]) {}
 
-    fn wait_signal(&self, stream: u64, signal: SignalWord) -> Result<()> {
-        if stream != CALLING_THREAD {
-            return Ok(());
-        }
-        let is_unset = |unset: &mut HashSet<u64>| unset.contains(&signal.word);
-        drop(self.set.wait_while(self.unset(), is_unset).unwrap_or_else(PoisonError::into_inner));
+    fn write_word(&self, _stream: u64, address: u64, value: u32) -> Result<()> {
+        word_at(address).store(value, Ordering::Release);
         Ok(())
     }
 
-    fn destroy_signal(&self, _signal: SignalWord) {}
+    fn wait_word(&self, _stream: u64, address: u64, value: u32) -> Result<()> {
+        let begun = Instant::now();
+        while !words::has_reached(word_at(address).load(Ordering::Acquire), value) {
+            if begun.elapsed() > WORD_TIMEOUT {
+                return Err(refused("wait_word", &std::io::ErrorKind::TimedOut.into()));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
 
     fn wait_until_empty(&self, _stream: u64) -> Result<()> {
         Ok(())
@@ -280,6 +272,12 @@ impl Backend for StandIn {
     }
 }
 
+/// A word that is registered.
+fn word_at<'a>(address: u64) -> &'a AtomicU32 {
+    // SAFETY: words live until they are unregistered, and nobody uses them after that (`Backend`).
+    unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(address as usize)) }
+}
+
 fn read(address: u64, bytes: usize) -> Vec<u8> {
     if bytes == 0 {
         return Vec::new();
@@ -305,8 +303,6 @@ fn refused(call: &'static str, error: &std::io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use farandole_plan::{Dtype, ReduceOp};
     use farandole_tensor::Finish;
 
@@ -342,16 +338,22 @@ mod tests {
     }
 
     #[test]
-    fn the_calling_thread_waits_for_a_signal() {
-        let signal = open(0).unwrap().signal().unwrap();
-        signal.make_wait(7).unwrap();
-        let setter = signal.clone();
+    fn whoever_waits_for_a_word_waits_until_it_is_written() {
+        struct Shared(Arc<[AtomicU32; 1]>);
+        impl AsRef<[AtomicU32]> for Shared {
+            fn as_ref(&self) -> &[AtomicU32] {
+                &*self.0
+            }
+        }
+        let memory = Arc::new([AtomicU32::new(0)]);
+        let words = || open(0).unwrap().words(Box::new(Shared(Arc::clone(&memory)))).unwrap();
+        let (waiter, writer) = (words(), words());
         let thread = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(20));
-            setter.set();
+            open(0).unwrap().stream().unwrap().write_word(&writer, 0, 3).unwrap();
         });
-        signal.make_wait(CALLING_THREAD).unwrap();
-        assert!(signal.is_set());
+        open(0).unwrap().stream().unwrap().wait_word(&waiter, 0, 3).unwrap();
+        assert_eq!(memory[0].load(Ordering::Acquire), 3);
         thread.join().unwrap();
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Backend, DeviceCopy, DeviceFold, Event, Pinned, Result};
+use crate::{Backend, DeviceCopy, DeviceFold, Event, Pinned, Result, Words};
 
 /// Work in it runs in the order in which it was queued.
 pub struct Stream {
@@ -48,6 +48,22 @@ impl Stream {
     /// As [`Stream::record`].
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.backend.wait_event(self.handle, event.handle())
+    }
+
+    /// Queues a store to a word, behind everything that is stored before.
+    ///
+    /// # Errors
+    /// As [`Stream::record`].
+    pub fn write_word(&self, words: &Words, index: usize, value: u32) -> Result<()> {
+        self.backend.write_word(self.handle, words.address(index), value)
+    }
+
+    /// Makes what is queued from now on wait until a word has this value or a later one.
+    ///
+    /// # Errors
+    /// As [`Stream::record`].
+    pub fn wait_word(&self, words: &Words, index: usize, value: u32) -> Result<()> {
+        self.backend.wait_word(self.handle, words.address(index), value)
     }
 
     /// Calls this, on a thread of the driver's, when the device has come here. It must not call the device.

@@ -42,5 +42,5 @@ pub use element::Element;
 pub use finish::{Finish, copy_finished, copy_scaled, scale};
 pub use owned::OwnedBytes;
 pub use reduce::Fold;
-pub use region::{OnDevice, Region};
+pub use region::{OnDevice, Region, SharedOwner};
 pub use simd::Level;

@@ -14,6 +14,7 @@ use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
 
 use farandole_plan::Dtype;
 
@@ -44,6 +45,13 @@ pub struct OnDevice {
 unsafe impl Send for Region {}
 // SAFETY: a shared region only gives out shared references to bytes; the keep-alive is never touched through one.
 unsafe impl Sync for Region {}
+
+/// Keeps memory on a device ([`Region::share_owner`]).
+#[derive(Clone, Debug)]
+pub struct SharedOwner {
+    /// Nobody looks at it; the lock lets threads share it.
+    _owner: Arc<Mutex<Box<dyn Any + Send>>>,
+}
 
 impl Region {
     /// Lends foreign memory. `keep_alive` is dropped when the region is, possibly on another thread.
@@ -106,6 +114,19 @@ impl Region {
     /// free.
     pub fn keeping(self, companion: impl Any + Send + 'static) -> Region {
         Region { keep_alive: Box::new((self.keep_alive, companion)), ..self }
+    }
+
+    /// The owner of memory on a device, shared: the memory is kept for as long as this or the region lives. For work on
+    /// the device that goes on when the region has been given back.
+    ///
+    /// # Panics
+    /// If the region lies in host memory, whose owner can be taken out of it.
+    pub fn share_owner(&mut self) -> SharedOwner {
+        assert!(self.device.is_some(), "only memory on a device has a shared owner");
+        let owner = std::mem::replace(&mut self.keep_alive, Box::new(()));
+        let shared = SharedOwner { _owner: Arc::new(Mutex::new(owner)) };
+        self.keep_alive = Box::new(shared.clone());
+        shared
     }
 
     /// A region over a vector that it owns. [`Region::into_vec`] gives it back.
@@ -225,10 +246,23 @@ impl<T: Element> Drop for VecParts<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+
+    #[test]
+    fn memory_on_a_device_is_kept_by_whoever_shares_its_owner() {
+        let owner = Arc::new(());
+        let place = OnDevice { ordinal: 0, address: 4096 };
+        // SAFETY: nothing touches the memory.
+        let mut region = unsafe { Region::on_device(place, 8, Dtype::F32, Arc::clone(&owner)) };
+        let (first, second) = (region.share_owner(), region.share_owner());
+        drop(region);
+        drop(first);
+        assert_eq!(Arc::strong_count(&owner), 2);
+        drop(second);
+        assert_eq!(Arc::strong_count(&owner), 1);
+    }
 
     #[test]
     fn a_vector_comes_back_with_what_was_written() {

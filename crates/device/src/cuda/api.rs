@@ -44,6 +44,8 @@ macro_rules! functions {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> Code,)*
             /// `cuStreamWaitValue32`, in drivers whose streams can wait for memory.
             pub(super) stream_wait_value: Option<unsafe extern "C" fn(Handle, Pointer, u32, c_uint) -> Code>,
+            /// `cuStreamWriteValue32`, in the same drivers.
+            pub(super) stream_write_value: Option<unsafe extern "C" fn(Handle, Pointer, u32, c_uint) -> Code>,
             error_name: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
             error_string: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
             /// Never closed: the driver has threads of its own.
@@ -58,6 +60,7 @@ macro_rules! functions {
                     Ok(Api {
                         $($name: *library.get(concat!($symbol, "\0").as_bytes())?,)*
                         stream_wait_value: library.get(b"cuStreamWaitValue32_v2\0").ok().map(|found| *found),
+                        stream_write_value: library.get(b"cuStreamWriteValue32_v2\0").ok().map(|found| *found),
                         error_name: *library.get(b"cuGetErrorName\0")?,
                         error_string: *library.get(b"cuGetErrorString\0")?,
                         _library: library,
@@ -85,6 +88,8 @@ functions! {
     mem_free(Pointer) = "cuMemFree_v2";
     mem_host_alloc(*mut *mut c_void, usize, c_uint) = "cuMemHostAlloc";
     mem_free_host(*mut c_void) = "cuMemFreeHost";
+    mem_host_register(*mut c_void, usize, c_uint) = "cuMemHostRegister_v2";
+    mem_host_unregister(*mut c_void) = "cuMemHostUnregister";
     memcpy_htod_async(Pointer, *const c_void, usize, Handle) = "cuMemcpyHtoDAsync_v2";
     memcpy_dtoh_async(*mut c_void, Pointer, usize, Handle) = "cuMemcpyDtoHAsync_v2";
     mem_host_get_device_pointer(*mut Pointer, *mut c_void, c_uint) = "cuMemHostGetDevicePointer_v2";

@@ -2,11 +2,12 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU32;
 
 use super::api::{Api, Context, Handle, IpcHandle, NOT_READY, OUT_OF_MEMORY};
 use super::kernels::Kernels;
-use super::signals::{self, Signals};
-use crate::{Backend, DeviceCopy, DeviceFold, Error, Export, Info, Result, SignalWord, Uuid, table};
+use super::words;
+use crate::{Backend, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid, table};
 
 /// `CU_STREAM_NON_BLOCKING`: does not wait for the default stream.
 const NON_BLOCKING: u32 = 1;
@@ -29,7 +30,6 @@ pub(super) struct Cuda {
     info: Info,
     context: Context,
     kernels: Kernels,
-    signals: Signals,
 }
 
 // SAFETY: the driver's functions may be called from any thread; the context is made current around each call.
@@ -59,7 +59,7 @@ impl Cuda {
         let current = Current(api);
         let kernels = Kernels::load(api)?;
         drop(current);
-        Ok(Cuda { api, info, context, kernels, signals: Signals::default() })
+        Ok(Cuda { api, info, context, kernels })
     }
 
     fn enter(&self) -> Result<Current<'_>> {
@@ -193,22 +193,24 @@ impl Backend for Cuda {
         })
     }
 
-    fn create_signal(&self) -> Result<SignalWord> {
+    fn register_words(&self, words: &[AtomicU32]) -> Result<u64> {
         let _current = self.enter()?;
-        self.signals.take(self.api)
+        words::register(self.api, words)
     }
 
-    fn set_signal(&self, signal: SignalWord) {
-        signals::set(signal);
+    fn unregister_words(&self, words: &[AtomicU32]) {
+        let Ok(_current) = self.enter() else { return };
+        self.tell(words::unregister(self.api, words));
     }
 
-    fn wait_signal(&self, stream: u64, signal: SignalWord) -> Result<()> {
+    fn write_word(&self, stream: u64, address: u64, value: u32) -> Result<()> {
         let _current = self.enter()?;
-        signals::wait(self.api, handle(stream), signal)
+        words::write(self.api, handle(stream), address, value)
     }
 
-    fn destroy_signal(&self, signal: SignalWord) {
-        self.signals.give_back(signal);
+    fn wait_word(&self, stream: u64, address: u64, value: u32) -> Result<()> {
+        let _current = self.enter()?;
+        words::wait(self.api, handle(stream), address, value)
     }
 
     fn wait_until_empty(&self, stream: u64) -> Result<()> {

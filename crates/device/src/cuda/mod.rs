@@ -15,7 +15,7 @@
 mod api;
 mod backend;
 mod kernels;
-mod signals;
+mod words;
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};

@@ -9,12 +9,16 @@
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::number;
 
 /// Allocations, by where they begin.
 static TABLE: Mutex<BTreeMap<u64, Entry>> = Mutex::new(BTreeMap::new());
+
+/// Words of host memory, by where they begin: how often they were entered, and how many there are.
+static WORDS: Mutex<BTreeMap<u64, (usize, usize)>> = Mutex::new(BTreeMap::new());
 
 struct Entry {
     id: u64,
@@ -104,6 +108,46 @@ pub(super) fn pinned(start: usize, bytes: usize) -> &'static mut [u8] {
     // SAFETY: the memory is allocated (the table says so), initialised, and belongs to this copy until its event
     // happens (`crate::Pinned`).
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(start), bytes) }
+}
+
+/// Enters words of host memory; returns where they lie. They live until they are taken out.
+pub(super) fn register_words(words: &[AtomicU32]) -> u64 {
+    let place = words.as_ptr().expose_provenance() as u64;
+    let mut table = WORDS.lock().unwrap_or_else(PoisonError::into_inner);
+    table.entry(place).or_insert((0, words.len())).0 += 1;
+    place
+}
+
+/// Takes words out.
+pub(super) fn unregister_words(words: &[AtomicU32]) {
+    let mut table = WORDS.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = words.as_ptr().expose_provenance() as u64;
+    if let Some((users, _)) = table.get_mut(&place) {
+        *users -= 1;
+        if *users == 0 {
+            table.remove(&place);
+        }
+    }
+}
+
+/// What the word at an address holds; nothing once it was taken out.
+pub(super) fn word(address: u64) -> Option<u32> {
+    with_word(address, |word| word.load(Ordering::Acquire))
+}
+
+/// Writes the word at an address, unless it was taken out.
+pub(super) fn write_word(address: u64, value: u32) {
+    with_word(address, |word| word.store(value, Ordering::Release));
+}
+
+fn with_word<T>(address: u64, then: impl FnOnce(&AtomicU32) -> T) -> Option<T> {
+    let table = WORDS.lock().unwrap_or_else(PoisonError::into_inner);
+    let (&place, &(_, count)) = table.range(..=address).next_back()?;
+    let is_one_of_them = address < place + (count * size_of::<AtomicU32>()) as u64;
+    // SAFETY: words live until they are taken out of the table, which is locked; this is one of them, and aligned,
+    // because addresses are made by counting words.
+    let word = || unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(address as usize)) };
+    is_one_of_them.then(|| then(word()))
 }
 
 /// Bytes of an allocation, with the table locked.

@@ -14,14 +14,15 @@ mod run;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use faults::{Call, DeviceFaults};
 pub use nccl::{NcclEnds, PretendNccl};
 
-use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, SignalWord, Uuid};
+use crate::words;
+use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid};
 use nccl::Come;
 use run::{HostCall, Work};
 
@@ -54,8 +55,8 @@ struct Queues {
     streams: HashMap<u64, VecDeque<Work>>,
     /// Events that were recorded and have not happened.
     awaited: HashMap<u64, Awaited>,
-    /// Signals that are not set.
-    unset: HashSet<u64>,
+    /// Streams in which work is being carried out.
+    running: HashSet<u64>,
     /// The clock of all of them: every fold and every call for copies takes a microsecond, and nothing else takes time.
     clock_ns: u64,
 }
@@ -150,8 +151,8 @@ impl Queues {
         self.queue(stream, Work::Mark(event));
     }
 
-    /// Runs everything that the event stands behind, and what that waits for, as far as signals are set. Says whether
-    /// the event has happened.
+    /// Runs everything that the event stands behind, and what that waits for, as far as other ranks have come. Says
+    /// whether the event has happened.
     fn run_until(&mut self, event: u64) -> bool {
         match self.awaited.get(&event) {
             Some(&Awaited { stream, .. }) => {
@@ -162,13 +163,20 @@ impl Queues {
         }
     }
 
-    /// Runs what lies in a stream, up to an event, to a signal that is not set, or to a collective to which other ranks
-    /// have not come.
+    /// Runs what lies in a stream, up to an event, to a word that is not written, or to a collective to which other
+    /// ranks have not come.
     fn run(&mut self, stream: u64, until: Option<u64>) {
+        if self.running.insert(stream) {
+            self.run_on(stream, until);
+            self.running.remove(&stream);
+        }
+    }
+
+    fn run_on(&mut self, stream: u64, until: Option<u64>) {
         while let Some(work) = self.streams.get_mut(&stream).and_then(VecDeque::pop_front) {
             let waits = match &work {
                 Work::Await(event) => !self.run_until(*event),
-                Work::AwaitSignal(signal) => self.unset.contains(signal),
+                Work::AwaitWord(word, value) => !self.reaches(*word, *value),
                 Work::Meet(meeting) => match meeting.come() {
                     Come::Early => true,
                     // Devices of ranks that came before go on by themselves.
@@ -195,7 +203,11 @@ impl Queues {
                 work => {
                     let takes_time = matches!(work, Work::Copy(_) | Work::Fold(_));
                     self.clock_ns += if takes_time { WORK_NS } else { 0 };
+                    let writes = matches!(work, Work::WriteWord(..));
                     work.run();
+                    if writes {
+                        self.run_calls();
+                    }
                 }
             }
         }
@@ -204,11 +216,24 @@ impl Queues {
         }
     }
 
+    /// Whether a word has come to a value, if all devices that write words go on as far as they can.
+    fn reaches(&mut self, word: u64, value: u32) -> bool {
+        let is_there = || memory::word(word).is_none_or(|now| words::has_reached(now, value));
+        if !is_there() {
+            self.run_those(|work| matches!(work, Work::WriteWord(..)));
+        }
+        is_there()
+    }
+
     /// Runs the streams in which the host is to be called.
     fn run_calls(&mut self) {
-        let calls = |works: &VecDeque<Work>| works.iter().any(|work| matches!(work, Work::Call(_)));
-        let streams: Vec<u64> =
-            self.streams.iter().filter(|(_, works)| calls(works)).map(|(&stream, _)| stream).collect();
+        self.run_those(|work| matches!(work, Work::Call(_)));
+    }
+
+    /// Runs the streams that have such work.
+    fn run_those(&mut self, is_such: fn(&Work) -> bool) {
+        let with = |(&stream, works): (&u64, &VecDeque<Work>)| works.iter().any(is_such).then_some(stream);
+        let streams: Vec<u64> = self.streams.iter().filter_map(with).collect();
         streams.into_iter().for_each(|stream| self.run(stream, None));
     }
 }
@@ -289,31 +314,37 @@ impl Backend for Pretend {
     fn call_when_reached(&self, stream: u64, call: Box<dyn FnOnce() + Send>) -> Result<()> {
         let mut queues = self.enter(Call::Other)?;
         queues.queue(stream, Work::Call(HostCall(call)));
-        // A driver may call at any time after what is before it; here that is at once, or when a signal is set.
+        // A driver may call at any time after what is before it; here that is at once, or when a word is written.
         queues.run(stream, None);
         Ok(())
     }
 
-    fn create_signal(&self) -> Result<SignalWord> {
-        let mut queues = self.enter(Call::Other)?;
-        let word = number();
-        queues.unset.insert(word);
-        Ok(SignalWord { word, value: 1 })
+    fn register_words(&self, words: &[AtomicU32]) -> Result<u64> {
+        drop(self.enter(Call::Other)?);
+        Ok(memory::register_words(words))
     }
 
-    fn set_signal(&self, signal: SignalWord) {
+    fn unregister_words(&self, words: &[AtomicU32]) {
+        memory::unregister_words(words);
+    }
+
+    fn set_word(&self, word: &AtomicU32, value: u32) {
         let mut queues = queues();
-        queues.unset.remove(&signal.word);
+        word.store(value, Ordering::Release);
         queues.run_calls();
     }
 
-    fn wait_signal(&self, stream: u64, signal: SignalWord) -> Result<()> {
+    fn write_word(&self, stream: u64, address: u64, value: u32) -> Result<()> {
         let mut queues = self.enter(Call::Other)?;
-        queues.queue(stream, Work::AwaitSignal(signal.word));
+        queues.queue(stream, Work::WriteWord(address, value));
         Ok(())
     }
 
-    fn destroy_signal(&self, _signal: SignalWord) {}
+    fn wait_word(&self, stream: u64, address: u64, value: u32) -> Result<()> {
+        let mut queues = self.enter(Call::Other)?;
+        queues.queue(stream, Work::AwaitWord(address, value));
+        Ok(())
+    }
 
     fn wait_until_empty(&self, stream: u64) -> Result<()> {
         let last = number();

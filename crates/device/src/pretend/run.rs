@@ -16,8 +16,10 @@ pub(super) enum Work {
     Mark(u64),
     /// Nothing happens before this event has.
     Await(u64),
-    /// Nothing happens before this signal is set.
-    AwaitSignal(u64),
+    /// Nothing happens before the word at this address has come to a value.
+    AwaitWord(u64, u32),
+    /// The word at this address gets a value.
+    WriteWord(u64, u32),
     Call(HostCall),
     Copy(Vec<DeviceCopy>),
     /// From the device to host memory at this address.
@@ -69,7 +71,8 @@ impl Work {
     /// Carries it out; marks and meetings are the queue's business.
     pub(super) fn run(self) {
         match self {
-            Work::Mark(_) | Work::Await(_) | Work::AwaitSignal(_) | Work::Meet(_) => {}
+            Work::Mark(_) | Work::Await(_) | Work::AwaitWord(..) | Work::Meet(_) => {}
+            Work::WriteWord(word, value) => memory::write_word(word, value),
             Work::Call(HostCall(call)) => call(),
             Work::Copy(copies) => copies.iter().for_each(copy),
             Work::ToHost { source, target, bytes } => memory::read(source, memory::pinned(target, bytes)),
