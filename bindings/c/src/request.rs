@@ -105,7 +105,7 @@ impl Description {
         // SAFETY: promised by the caller.
         let (input, output) = unsafe { (lend(self.data, bytes, dtype, "data")?, self.output(dtype, bytes, in_place)?) };
         let request = Request::new(name, collective, dtype, shape).in_batch(batch).with_priority(self.priority);
-        Ok((Submission { group, request, input: Some(input), output, ready: None, signal: None }, members))
+        Ok((Submission { group, request, input: Some(input), output, ready: None, runs_ahead: false }, members))
     }
 
     /// The caller's own place for the result, if it has one.

@@ -13,7 +13,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use farandole_device::{Event, Signal};
+use farandole_device::Event;
 use farandole_plan::agree::RequestId;
 use farandole_tensor::Region;
 
@@ -38,6 +38,8 @@ pub(crate) struct Pending {
     pub(crate) output: Option<Region>,
     /// When memory on a device holds its data.
     pub(crate) ready: Option<Event>,
+    /// Whether it may be answered when its work is queued.
+    pub(crate) runs_ahead: bool,
 }
 
 impl Pending {
@@ -85,18 +87,16 @@ impl Recipient {
     }
 }
 
-/// The driver's end of a ticket or of a place in a queue. However the driver loses it, there is an answer, and streams
-/// of devices that wait for the request go on.
+/// The driver's end of a ticket or of a place in a queue. However the driver loses it, there is an answer.
 #[derive(Debug)]
 pub(crate) struct Promise {
     recipient: Option<Recipient>,
-    signal: Option<Signal>,
 }
 
 impl Promise {
-    /// An answer that is owed to somebody. The signal is set when it has been given.
-    pub(crate) fn new(recipient: Recipient, signal: Option<Signal>) -> Promise {
-        Promise { recipient: Some(recipient), signal }
+    /// An answer that is owed to somebody.
+    pub(crate) fn new(recipient: Recipient) -> Promise {
+        Promise { recipient: Some(recipient) }
     }
 
     /// Gives the answer.
@@ -104,19 +104,11 @@ impl Promise {
         if let Some(recipient) = self.recipient.take() {
             recipient.answer(result);
         }
-        self.set_signal();
-    }
-
-    fn set_signal(&mut self) {
-        if let Some(signal) = self.signal.take() {
-            signal.set();
-        }
     }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.set_signal();
         let Some(recipient) = self.recipient.take() else { return };
         if std::thread::panicking() {
             // A thread that ends has nobody left who could take it.
@@ -203,7 +195,7 @@ mod tests {
     #[test]
     fn a_promise_that_unwinding_drops_can_still_be_kept() {
         let slot: Arc<OutcomeSlot> = Arc::new(Slot::new());
-        let promise = Promise::new(Recipient::Ticket(Arc::clone(&slot)), None);
+        let promise = Promise::new(Recipient::Ticket(Arc::clone(&slot)));
         let panicked = catch_unwind(AssertUnwindSafe(move || {
             let _held = promise;
             panic!("for the test");
@@ -217,7 +209,7 @@ mod tests {
     #[test]
     fn a_promise_that_nobody_works_on_any_more_is_answered() {
         let slot: Arc<OutcomeSlot> = Arc::new(Slot::new());
-        drop(Promise::new(Recipient::Ticket(Arc::clone(&slot)), None));
+        drop(Promise::new(Recipient::Ticket(Arc::clone(&slot))));
         assert!(matches!(slot.take(), Some(Err(returned)) if matches!(returned.error, Error::ShutDown)));
     }
 }

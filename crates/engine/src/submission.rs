@@ -10,14 +10,15 @@
 //! own making.
 //!
 //! Memory may lie on a *device*; the request says so, too. Then the submission has the event after which the data are
-//! there, and may have a signal that is set when the request is over, well or not: so streams can wait for the result,
-//! and nobody waits on the host. [`Engine::works_on_devices`] says which collectives are carried out there. Results
+//! there. A submission that *runs ahead* may be answered as soon as its work is queued on the devices of all ranks; the
+//! outcome has the event after which the result is there, for streams to wait for. What goes wrong after that ends the
+//! group ([`Engine::failure`]). [`Engine::works_on_devices`] says which collectives are carried out there. Results
 //! that the caller has no memory for lie in device memory of the engine's own; whoever gets such a region drops it only
 //! when nothing on the device uses it any more.
 
 use std::sync::Arc;
 
-use farandole_device::{Event, Signal};
+use farandole_device::Event;
 use farandole_plan::{Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape};
 use farandole_tensor::Region;
 use farandole_trace::event::{NameId, ThreadId};
@@ -47,20 +48,20 @@ pub struct Submission {
     pub output: Option<Region>,
     /// When the input holds its data, if it lies on a device; without it, it does already.
     pub ready: Option<Event>,
-    /// Set when the request is over, well or not.
-    pub signal: Option<Signal>,
+    /// Whether the outcome may come before the result is there ([`Outcome::after`]).
+    pub runs_ahead: bool,
 }
 
 impl Submission {
     /// A request of the whole world whose result replaces the input (allreduce, broadcast, reduce) or lies in memory of
     /// its own (allgather, alltoall, reducescatter, gather, scatter).
     pub fn new(request: Request, input: Region) -> Submission {
-        Submission { group: GroupId::WORLD, request, input: Some(input), output: None, ready: None, signal: None }
+        Submission { group: GroupId::WORLD, request, input: Some(input), output: None, ready: None, runs_ahead: false }
     }
 
     /// A request of the whole world without memory (barrier, join).
     pub fn without_memory(request: Request) -> Submission {
-        Submission { group: GroupId::WORLD, request, input: None, output: None, ready: None, signal: None }
+        Submission { group: GroupId::WORLD, request, input: None, output: None, ready: None, runs_ahead: false }
     }
 
     /// The same for another group.
@@ -81,9 +82,9 @@ impl Submission {
         self
     }
 
-    /// The same with a signal that is set when the request is over, well or not.
-    pub fn signalling(mut self, signal: Signal) -> Submission {
-        self.signal = Some(signal);
+    /// The same for a caller whose streams wait for the result ([`Outcome::after`]).
+    pub fn running_ahead(mut self) -> Submission {
+        self.runs_ahead = true;
         self
     }
 
@@ -147,6 +148,9 @@ pub struct Outcome {
     pub last_joined: Option<Rank>,
     /// For a message between two ranks: the other one (inside the group).
     pub source: Option<Rank>,
+    /// The result is there after this event; without it, it is there. Only for submissions that run ahead. The memory
+    /// is kept as long as devices use it.
+    pub after: Option<Event>,
 }
 
 /// What a request that was not carried out leaves: why, and its memory.
@@ -304,10 +308,10 @@ impl Engine {
     }
 
     fn hand_over(&self, submission: Submission, name_id: NameId, recipient: Recipient, push: Push) -> After {
-        let Submission { group, request, input, output, ready, signal } = submission;
+        let Submission { group, request, input, output, ready, runs_ahead } = submission;
         let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns: None };
         let name = Arc::clone(&request.name);
-        let mut pending = Pending { name, mark, promise: Promise::new(recipient, signal), input, output, ready };
+        let mut pending = Pending { name, mark, promise: Promise::new(recipient), input, output, ready, runs_ahead };
         // Whoever pushes quietly drives at once, and the driver looks at the clock anyway.
         if push != Push::Quiet && self.recorder.is_on() {
             let stamped = |time_ns| {

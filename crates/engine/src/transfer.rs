@@ -60,9 +60,9 @@ impl Engine {
         let name_id = self.shared.tensor_table.enter_transfer(group, &name, &self.recorder)?;
         let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns: None };
         let slot = Arc::new(Slot::new());
-        let promise = Promise::new(Recipient::Ticket(Arc::clone(&slot)), None);
+        let promise = Promise::new(Recipient::Ticket(Arc::clone(&slot)));
         let (input, output, ready) = (Some(memory), None, None);
-        let pending = Pending { name: Arc::clone(&name), mark, promise, input, output, ready };
+        let pending = Pending { name: Arc::clone(&name), mark, promise, input, output, ready, runs_ahead: false };
         let command = Command::Transfer { group, transfer, pending };
         let _ = self.shared.driver_lock.push(command, Push::Ringing);
         Ok(Ticket { name, name_id, slot, shared: Arc::clone(&self.shared) })

@@ -16,6 +16,7 @@ use super::Buffers;
 use super::adasum::Adasum;
 use super::buffers::FOLDS;
 use super::device::hosts::HostsRun;
+use super::device::trailing::Queued;
 use super::device::{DevicePlane, DeviceRun};
 use super::links::{LinkRun, Links};
 use super::nccl::NcclRun;
@@ -110,6 +111,11 @@ impl Execution {
             Execution::Nccl(run) => run.take_results(),
             _ => Vec::new(),
         }
+    }
+
+    /// What was queued for devices to order among themselves.
+    pub(crate) fn take_queued(&mut self) -> Option<Queued> {
+        if let Execution::Device(run) = self { run.take_queued() } else { None }
     }
 
     /// How long devices took for what, if somebody wanted to know.

@@ -10,6 +10,7 @@ use farandole_plan::Rank;
 use farandole_plan::agree::Bucket;
 use farandole_plan::device::Movement;
 use farandole_plan::plane::Plane;
+use farandole_tensor::Region;
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use super::{Group, GroupError, TurnInput};
@@ -231,8 +232,19 @@ impl Group {
         for ((_, outcome), made) in self.done.iter_mut().zip(execution.take_results()) {
             outcome.output = made.or(outcome.output.take());
         }
-        if let (true, Some(device)) = (prepared.plane.is_on_devices(), &self.device) {
-            self.record.device_took(&bucket, execution.take_device_times(), turn.now);
+        let mut queued = execution.take_queued();
+        if let Some(queued) = &mut queued {
+            for (_, outcome) in &mut self.done {
+                outcome.after = Some(queued.event.clone());
+                let regions = [&mut outcome.input, &mut outcome.output].into_iter().flatten();
+                queued.memory.extend(regions.map(Region::share_owner));
+            }
+        }
+        if let (true, Some(device)) = (prepared.plane.is_on_devices(), &mut self.device) {
+            if let Some(queued) = queued {
+                device.trailing.push(bucket.operation, queued, turn.now);
+            }
+            self.record.device_took(bucket.operation, execution.take_device_times(), turn.now);
             self.record.caches(&device.hits(), turn.now);
         }
         self.record.finished(&bucket, self.done.iter().map(|(pending, _)| pending), turn.now);

@@ -2,7 +2,8 @@
 //!
 //! A program submits a tensor on a device long before the device has computed it. To the ranks, a request is there when
 //! its data are: it is held back here until then. So agreement, lateness, stalls and records see tensors on devices as
-//! they see those in host memory, and a bucket begins when its data are there.
+//! they see those in host memory, and a bucket begins when its data are there. Requests of programs that *run ahead*
+//! are not held back: devices wait for their data (`exec::device::ordered`), and ranks are late when they submit late.
 
 use farandole_device::Event;
 use farandole_plan::{Device, Request};
@@ -34,6 +35,9 @@ impl Computing {
 
     /// Holds a request back if its data are not there yet; otherwise gives it back.
     pub(super) fn hold(&mut self, request: Request, mut pending: Pending) -> Option<(Request, Pending)> {
+        if pending.runs_ahead {
+            return Some((request, pending));
+        }
         let Some(computed) = pending.ready.take() else { return Some((request, pending)) };
         if self.is_computed(&computed) {
             self.happened = Some(computed);

@@ -66,7 +66,9 @@ impl Group {
 
     fn ask_to_leave(&mut self, now: Duration) -> bool {
         // What a device computes for others is still to come.
-        let all_received = self.transfers.all_received() && self.computing.is_empty();
+        let on_devices =
+            !self.computing.is_empty() || self.device.as_ref().is_some_and(|device| !device.trailing.is_empty());
+        let all_received = self.transfers.all_received() && !on_devices;
         if all_received {
             self.leaving = Leaving::Asked;
             self.member.close(now);
@@ -184,6 +186,11 @@ impl Group {
         // The others are told before this rank waits for its device.
         self.linger();
         drop(active);
+        // Whoever sees the results of what is given up here finds that the group has failed.
+        if let Some(device) = &mut self.device {
+            let left = &self.left;
+            device.give_up(self.mesh.windows.as_ref(), |rank| left[rank.index()]);
+        }
         self.fail_requests(error, turn.now);
         self.record.group_error(&error.to_string(), turn.now);
         self.linger();

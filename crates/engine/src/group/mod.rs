@@ -23,12 +23,12 @@ use std::time::Duration;
 
 use farandole_plan::agree::{Action, Member, Refusal};
 use farandole_plan::choose::{AlgorithmLimits, Choices, Hierarchical};
-use farandole_plan::plane::DeviceReach;
+use farandole_plan::plane::{DeviceReach, Plane};
 use farandole_plan::stall::{self};
 use farandole_plan::table::Table as Measured;
 use farandole_plan::{GroupId, Rank, Request};
 use farandole_trace::event::NameId;
-use farandole_transport::{Mesh, Progress};
+use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use crate::bucket::GroupRank;
 use crate::config::DevicePlaneChoice;
@@ -214,12 +214,36 @@ impl Group {
             let error = turn.tensor_table.ended(self.id()).unwrap_or(Error::ShutDown);
             return pending.fail(error);
         }
-        if let Some((request, pending)) = self.computing.hold(request, pending) {
+        let runs_ahead = pending.runs_ahead && self.lets_run_ahead(&request);
+        if let Some((request, pending)) = self.computing.hold(request, Pending { runs_ahead, ..pending }) {
             self.enter(request, pending, turn);
         }
     }
 
-    /// Tells the agreement of a request whose data are there.
+    /// Whether what this request asks for can be ordered by devices: in memory that they map, and in the world's order
+    /// (`exec::device::ordered`).
+    fn lets_run_ahead(&self, request: &Request) -> bool {
+        let is_mapped = self.device_reach.plane(&request.collective, request.dtype) == Some(Plane::Device);
+        self.settings.id == GroupId::WORLD && is_mapped && shares_memory(&self.mesh)
+    }
+
+    /// Looks whether devices get on with what was queued there.
+    fn watch_trailing(&mut self, turn: &TurnInput<'_>) -> Result<(), GroupError> {
+        let Some(device) = &mut self.device else { return Ok(()) };
+        if device.trailing.next_look() > turn.now {
+            return Ok(());
+        }
+        while let Some((operation, times)) = device.trailing.take_done(turn.now)? {
+            self.record.device_took(operation, times, turn.now);
+        }
+        let Some((waited, behind)) = device.stands_still(turn.now) else { return Ok(()) };
+        let Some(waiting_for) = self.settings.wait.exceeded(waited) else { return Ok(()) };
+        let windows = self.mesh.windows.as_ref();
+        let peer = behind.zip(windows).map(|(local_rank, windows)| windows.rank(local_rank));
+        Err(TransportError::Deadline { peer, waiting_for, waited }.into())
+    }
+
+    /// Tells the agreement of a request whose data are there, or will be when a device comes to it.
     fn enter(&mut self, request: Request, pending: Pending, turn: &TurnInput<'_>) {
         self.record.submitted(&request, &pending, turn.now);
         match self.member.submit(request, turn.now) {
@@ -285,6 +309,7 @@ impl Group {
             self.enter(request, pending, turn);
         }
         moved |= self.act(turn)?;
+        self.watch_trailing(turn)?;
         moved |= self.transfers.advance(&mut self.mesh, &self.left, &mut self.unflushed)?;
         moved |= self.go_on_leaving(turn);
         if let State::Ended(_) = self.state {
@@ -321,7 +346,8 @@ impl Group {
         let deadline = self.active.as_ref().map_or(Duration::MAX, |active| {
             active.moved.saturating_add(self.settings.wait.shortest()).min(active.next_look())
         });
-        agreement.min(deadline).min(self.next_stall_check).min(self.probe_due())
+        let trailing = self.device.as_ref().map_or(Duration::MAX, |device| device.trailing.next_look());
+        agreement.min(deadline).min(trailing).min(self.next_stall_check).min(self.probe_due())
     }
 
     /// The driver is about to sleep: peers on this host must ring when they have moved. Without a running bucket there

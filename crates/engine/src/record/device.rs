@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farandole_device::Hits;
-use farandole_plan::agree::Bucket;
+use farandole_plan::agree::Operation;
 use farandole_trace::Event;
 use farandole_trace::event::{DeviceCache, DeviceStep, OperationNumber};
 
@@ -27,8 +27,8 @@ impl GroupRecord {
     }
 
     /// A device took so long for its part of a bucket.
-    pub(crate) fn device_took(&mut self, bucket: &Bucket, times: Vec<(DeviceStep, u64)>, now: Duration) {
-        let (group, operation) = (self.group, OperationNumber(bucket.operation.0));
+    pub(crate) fn device_took(&mut self, operation: Operation, times: Vec<(DeviceStep, u64)>, now: Duration) {
+        let (group, operation) = (self.group, OperationNumber(operation.0));
         for (step, ns) in times {
             self.writer.write(self.at(now), Event::DeviceTook { group, operation, step, ns });
         }

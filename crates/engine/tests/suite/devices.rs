@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Mutex;
-use std::time::Duration;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
 
 use farandole_device::Error as DeviceError;
 use farandole_device::pretend::{Call as DeviceCall, DeviceFaults, Pretend};
@@ -11,7 +12,7 @@ use farandole_engine::{Config, Engine, Error, Outcome, Submission, wait_all};
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_tensor::{OwnedBytes, Region};
 
-use crate::harness::pretend_device::{contents, hooks_with, moved, moved_to_private_memory};
+use crate::harness::pretend_device::{contents, hooks_with, moved, moved_to_private_memory, when_there};
 use crate::harness::reference::{Call, Inputs, Solved};
 use crate::harness::{Transport, config, meetings, ranks, ranks_with, run_hooked, sum};
 
@@ -61,7 +62,7 @@ pub(crate) fn check_all(engine: &Engine, all: &[Solved], place: impl Fn(Submissi
     let me = engine.rank().index();
     let submission = |solved: &Solved| solved.submission(me, engine.size());
     let right = |solved: &Solved, how: &str, outcome: Outcome| {
-        let result = contents(&outcome.into_result().unwrap());
+        let result = contents(&when_there(outcome).into_result().unwrap());
         assert!(*result == *solved.expected.as_ref().unwrap()[me], "rank {me}, {how}: {:?}", solved.call);
     };
     for solved in all {
@@ -72,7 +73,7 @@ pub(crate) fn check_all(engine: &Engine, all: &[Solved], place: impl Fn(Submissi
         let len = solved.expected.as_ref().unwrap()[me].len();
         let output = OwnedBytes::from_slice(&vec![0xa5; if is_reduce { solved.inputs[me].len() } else { len }]);
         let apart = submission(solved).with_output(Region::from_owned_bytes(output, solved.call.dtype));
-        let mut outcome = engine.run(place(apart)).unwrap();
+        let mut outcome = when_there(engine.run(place(apart)).unwrap());
         let input = outcome.input.take().unwrap();
         assert!(contents(&input) == solved.inputs[me], "the input of {:?} changed", solved.call);
         if is_reduce && solved.call.collective.root() != Some(engine.rank()) {
@@ -163,28 +164,112 @@ fn device_memory_is_for_ranks_that_share_a_host() {
     });
 }
 
-/// A stream of the program waits for a request without the host, and goes on when the request is over, well or not.
+/// Programs that run ahead get the same bits, whether all ranks do or only some, and wherever tensors lie.
 #[test]
-fn streams_wait_for_requests() {
-    let config = Config { deadline: Duration::from_secs(5), ..config() };
-    ranks_with(2, Transport::Device, config, |engine| {
-        let device = Pretend::new().device();
-        let wait = |name: &str| {
-            let (stream, signal) = (device.stream().unwrap(), device.signal().unwrap());
-            signal.make_wait(stream.handle()).unwrap();
-            let tensor = moved(&engine, sum(name, vec![1f32; 1000])).signalling(signal);
-            let ticket = engine.submit(tensor).unwrap();
-            stream.wait_until_empty().unwrap();
-            ticket.poll().expect("the stream has waited until the request was over")
-        };
-        let result = contents(&wait("well").unwrap().into_result().unwrap());
-        assert_eq!(result[..4], 2f32.to_ne_bytes());
-        engine.run(sum("both are here", vec![1f32])).unwrap();
-        match engine.rank() {
-            Rank(1) => engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned()),
-            _ => assert!(wait("not well").unwrap_err().to_string().contains("rank 1 was killed")),
+fn programs_that_run_ahead_get_the_same_bits() {
+    for size in [2, 4] {
+        ranks(size, Transport::Device, move |engine| {
+            let all = calls(engine.size(), Inputs::Extreme);
+            check_all(&engine, &all, |submission| moved(&engine, submission).running_ahead());
+            check_all(&engine, &all, |submission| moved_to_private_memory(submission).running_ahead());
+            check_all(&engine, &all, |submission| {
+                let runs_ahead = engine.rank() == Rank(1);
+                Submission { runs_ahead, ..moved(&engine, submission) }
+            });
+        });
+    }
+}
+
+/// The outcome comes when the work is queued, before any rank's data are there; buckets follow each other on devices.
+#[test]
+fn the_host_runs_ahead_of_devices() {
+    ranks(2, Transport::Device, |engine| {
+        let mut outcomes = Vec::new();
+        for round in 0..20 {
+            let tensor = moved(&engine, sum(&format!("t{}", round % 2), vec![round as f32; 1000])).running_ahead();
+            let ready = tensor.ready.clone().unwrap();
+            let outcome = engine.run(tensor).unwrap();
+            let after = outcome.after.clone().expect("it is queued, not done");
+            outcomes.push((round, ready, after, outcome));
         }
+        let late = outcomes.iter().filter(|(_, _, after, _)| !after.has_happened().unwrap()).count();
+        assert!(late > 0, "all were done before the host had queued the last");
+        for (round, ready, _, outcome) in outcomes {
+            let result = contents(&when_there(outcome).into_result().unwrap());
+            assert!(ready.has_happened().unwrap(), "devices wait for data");
+            assert_eq!(result[..4], (2.0 * round as f32).to_ne_bytes());
+        }
+        engine.run(sum("both are here", vec![1f32])).unwrap();
     });
+}
+
+/// A rank whose data never come holds up the devices of the others; when it is lost, these go on, and the engine says
+/// why before their results can be seen.
+#[test]
+fn devices_that_wait_for_a_lost_rank_are_let_go() {
+    let config = Config { deadline: Duration::from_secs(20), ..config() };
+    ranks_with(2, Transport::Device, config, |engine| {
+        let stuck = Pretend::with(u32::MAX, DeviceFaults::default()).device();
+        let (stream, never) = (stuck.stream().unwrap(), stuck.words(Box::new(NeverWritten::default())).unwrap());
+        stream.wait_word(&never, 0, 1).unwrap();
+        let mut tensor = moved(&engine, sum("gradient", vec![1f32; 1000])).running_ahead();
+        if engine.rank() == Rank(1) {
+            tensor.ready = Some(stream.record().unwrap());
+        }
+        let outcome = engine.run(tensor).unwrap();
+        let after = outcome.after.clone().expect("it is queued, not done");
+        if engine.rank() == Rank(1) {
+            std::thread::sleep(Duration::from_millis(50));
+            engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+            while engine.failure().is_none() {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            never.set(0, 1);
+        }
+        let begun = Instant::now();
+        while !after.has_happened().unwrap() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "the device is let go");
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        let failure = engine.failure().expect("the engine has failed before devices are let go").to_string();
+        assert!(failure.contains("rank 1 was killed"), "{failure}");
+    });
+}
+
+/// A word that nobody writes but the test.
+#[derive(Default)]
+struct NeverWritten([AtomicU32; 1]);
+
+impl AsRef<[AtomicU32]> for NeverWritten {
+    fn as_ref(&self) -> &[AtomicU32] {
+        &self.0
+    }
+}
+
+/// A bucket that is queued and stands still for longer than the user allows names the rank whose data do not come.
+#[test]
+fn a_queued_bucket_that_stands_still_ends_the_group() {
+    let config = Config { deadline: Duration::from_millis(300), ..config() };
+    let errors = ranks_with(2, Transport::Device, config, |engine| {
+        let stuck = Pretend::with(0, DeviceFaults::default()).device();
+        let (stream, never) = (stuck.stream().unwrap(), stuck.words(Box::new(NeverWritten::default())).unwrap());
+        stream.wait_word(&never, 0, 1).unwrap();
+        let mut tensor = moved(&engine, sum("gradient", vec![1f32; 1000])).running_ahead();
+        if engine.rank() == Rank(1) {
+            tensor.ready = Some(stream.record().unwrap());
+        }
+        let outcome = engine.run(tensor).unwrap();
+        assert!(outcome.after.is_some());
+        let begun = Instant::now();
+        while engine.failure().is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "the engine notices");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        never.set(0, 1);
+        drop(when_there(outcome));
+        engine.failure().unwrap().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("FARANDOLE_TIMEOUT_SECONDS")), "{errors:?}");
 }
 
 #[test]
@@ -218,28 +303,50 @@ fn faults_of_a_device_are_named_on_all_ranks() {
     for (call, error, words) in strikes {
         for (transport, after) in [(Transport::Device, 0), (Transport::Device, 2), (Transport::DeviceHosts, 1)] {
             for victim in 0..2 {
-                let fault = DeviceFaults::default().at(call, after, error.clone());
-                let which = format!("{call:?} after {after} on rank {victim}, {transport:?}");
-                check_fault(transport, fault, victim, words, &which);
+                for runs_ahead in [false, true] {
+                    let fault = DeviceFaults::default().at(call, after, error.clone());
+                    let which = format!("{call:?} after {after} on rank {victim}, {transport:?}, ahead: {runs_ahead}");
+                    check_fault(transport, fault, victim, runs_ahead, words, &which);
+                }
             }
         }
     }
 }
 
-fn check_fault(transport: Transport, fault: DeviceFaults, victim: usize, words: &str, which: &str) {
+/// An outcome when its result is there, or why the engine has failed.
+fn there_or_failed(engine: &Engine, outcome: Outcome) -> Result<Outcome, Error> {
+    let begun = Instant::now();
+    // The other rank may have left.
+    let failure = || engine.failure().filter(|error| matches!(error, Error::Failed(_)));
+    while let Some(after) = &outcome.after {
+        if let Some(failure) = failure() {
+            return Err(failure);
+        }
+        // A device that has failed computes nothing more; the engine finds out why.
+        if after.has_happened().unwrap_or(false) {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "a queued bucket ends, well or not");
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    failure().map_or(Ok(outcome), Err)
+}
+
+fn check_fault(transport: Transport, fault: DeviceFaults, victim: usize, runs_ahead: bool, words: &str, which: &str) {
     let config = Config { deadline: Duration::from_secs(5), ..config() };
     let hooks = move |rank| hooks_with(rank, if rank == victim { fault.clone() } else { DeviceFaults::default() });
-    let ended = run_hooked(meetings(2, transport), config, hooks, |engine| {
+    let ended = run_hooked(meetings(2, transport), config, hooks, move |engine| {
         for round in 0..12 {
             // Packed now and then, so that memory is allocated.
             let tensor = sum(&format!("t{}", round % 3), vec![1f32; 100 << round]);
             let tensor = if round % 2 == 0 { moved(&engine, tensor) } else { moved_to_private_memory(tensor) };
-            match engine.run(tensor) {
-                Ok(outcome) => {
+            let tensor = Submission { runs_ahead, ..tensor };
+            match engine.run(tensor).map(|outcome| there_or_failed(&engine, outcome)) {
+                Ok(Ok(outcome)) => {
                     let result = contents(&outcome.into_result().unwrap());
                     assert_eq!(result[..4], 2f32.to_ne_bytes());
                 }
-                Err(error) => return Some(error.to_string()),
+                Ok(Err(error)) | Err(error) => return Some(error.to_string()),
             }
         }
         None

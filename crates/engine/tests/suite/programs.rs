@@ -254,7 +254,7 @@ fn make_calls(
         let solved = solved[index].as_ref().unwrap();
         let members = program.members(solved.call.group);
         let me = members.iter().position(|&rank| rank == engine.rank()).unwrap();
-        pretend_device::moved_if_exact(engine, solved.submission(me, members.len()))
+        pretend_device::moved_in_turns(engine, solved.submission(me, members.len()))
     };
     if blocking {
         return order.iter().map(|&index| engine.run(submission(index)).unwrap()).collect();
@@ -273,7 +273,7 @@ fn make_calls(
 }
 
 fn check(solved: &Solved, me: usize, outcome: Outcome) -> Option<u64> {
-    let result = pretend_device::contents(&outcome.into_result()?);
+    let result = pretend_device::contents(&pretend_device::when_there(outcome).into_result()?);
     if let Some(expected) = &solved.expected {
         assert!(*result == *expected[me], "rank {me} got a wrong result of {:?}", solved.call);
     }

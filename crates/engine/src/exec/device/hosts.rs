@@ -256,8 +256,9 @@ impl HostsRun {
         let (ends, slot_bytes) = (self.end_bytes(self.here.me), windows.layout().small_bytes);
         let (tensors, shard) = (&self.tensors, self.shard);
         let sharing = Sharing { tensors, ends: &ends, replaces: true, shard, slot_bytes };
-        let shared = sharing.share(opened, &mut self.in_flight);
-        self.shared = shared.map_err(|error| local("sharing device memory", error))?;
+        self.shared = sharing.share(opened).map_err(|error| local("sharing device memory", error))?;
+        let loaded = self.shared.queue_load(&self.tensors, &opened.stream, &mut self.in_flight);
+        loaded.map_err(|error| local("packing on the device", error))?;
         Ok(())
     }
 

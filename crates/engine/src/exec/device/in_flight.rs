@@ -43,6 +43,11 @@ impl InFlight {
         Ok(())
     }
 
+    /// The stopwatch, for whoever queues the whole bucket.
+    pub(crate) fn take_stopwatch(&mut self) -> Stopwatch {
+        std::mem::take(&mut self.stopwatch)
+    }
+
     /// How long the device took for what is done.
     pub(crate) fn take_times(&mut self) -> Vec<(DeviceStep, u64)> {
         self.stopwatch.take()

@@ -7,15 +7,19 @@
 //! for results whose size only the agreement tells comes from `results`. `run` has the steps, which `stopwatch` times
 //! while a trace is kept.
 //!
-//! Ranks meet through the same flags as on the host: *exposed* means that the contribution is there, *settled* that
-//! this rank has done its share and uses no memory of others any more. The host looks at events and never waits for
-//! the device, except where a collective is given up while kernels still use its memory.
+//! Ranks meet in one of two ways. Where the program waits for results on the host, through the same flags as on the
+//! host: *exposed* means that the contribution is there, *settled* that this rank has done its share and uses no memory
+//! of others any more. The host looks at events and never waits for the device, except where a collective is given up
+//! while kernels still use its memory. Where the program lets its streams wait for results, all is queued at once and
+//! the devices wait for each other (`ordered`, `peer_words`); the host goes on to the next bucket (`trailing`).
 //!
 //! [`DevicePlane`] is what a group keeps between buckets. It opens a device when the first bucket comes that has memory
 //! there: a job on processors does not pay for it.
 
 pub(crate) mod hosts;
 pub(crate) mod in_flight;
+mod ordered;
+mod peer_words;
 mod posting;
 mod results;
 mod run;
@@ -24,35 +28,61 @@ pub(crate) mod shards;
 mod sharing;
 pub(crate) mod stopwatch;
 pub(crate) mod tensors;
+pub(crate) mod trailing;
 mod work;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use farandole_device::{
     Allocation, Device, Error as DeviceError, Event, Exports, Hits, Mappings, Pinned, Result, Stream,
 };
+use farandole_plan::Rank;
 use farandole_trace::event::DeviceCache;
+use farandole_transport::shm::Windows;
 use farandole_transport::{Bell, Mesh};
 
 use crate::bucket::GroupRank;
 use crate::pending::PendingTable;
+use peer_words::PeerWords;
+use posting::Told;
 use results::ResultPool;
 pub(crate) use run::DeviceRun;
 use same_device::SharingWatch;
 use stopwatch::Stopwatch;
+use trailing::Trailing;
+use work::Places;
 
 /// Opens a device by its number in this process.
 pub type OpenDevice = Arc<dyn Fn(u32) -> Result<Device> + Send + Sync>;
+
+/// How long a rank whose group has failed waits until the others have stopped working on its memory. They hear of the
+/// failure within milliseconds.
+const GIVEN_UP_WITHIN: Duration = Duration::from_millis(300);
 
 /// See the module's text.
 pub(crate) struct DevicePlane {
     open: OpenDevice,
     bell: Bell,
     opened: BTreeMap<u32, Opened>,
+    words: PlaneWords,
+    pub(crate) trailing: Trailing,
     sharing_watch: SharingWatch,
+}
+
+/// By which this rank's device and those of its peers wait for each other.
+#[derive(Debug, Default)]
+enum PlaneWords {
+    /// Nobody has asked for them.
+    #[default]
+    Unasked,
+    /// On this device of the process.
+    On(u32, PeerWords),
+    /// Its streams cannot wait for memory.
+    Impossible,
 }
 
 /// A device that this group uses.
@@ -85,12 +115,20 @@ pub(crate) struct Begin<'a> {
 
 impl DevicePlane {
     pub(crate) fn new(open: OpenDevice, bell: Bell) -> DevicePlane {
-        DevicePlane { open, bell, opened: BTreeMap::new(), sharing_watch: SharingWatch::default() }
+        DevicePlane {
+            open,
+            bell,
+            opened: BTreeMap::new(),
+            words: PlaneWords::default(),
+            trailing: Trailing::default(),
+            sharing_watch: SharingWatch::default(),
+        }
     }
 
     /// Lets it tell of ranks that share a device though at most so many were meant to; zero: nobody knows.
-    pub(crate) fn watching(self, ranks_each: u64) -> DevicePlane {
-        DevicePlane { sharing_watch: SharingWatch::new(ranks_each), ..self }
+    pub(crate) fn watching(mut self, ranks_each: u64) -> DevicePlane {
+        self.sharing_watch = SharingWatch::new(ranks_each);
+        self
     }
 
     /// A device of this process, which is opened if need be.
@@ -99,6 +137,79 @@ impl DevicePlane {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(Opened::new((self.open)(ordinal)?)?),
         })
+    }
+
+    /// Whether buckets on this device can be ordered by devices. Words are registered once, for the first device that
+    /// asks.
+    fn has_words(&mut self, ordinal: u32, windows: &Windows) -> Result<bool> {
+        if let PlaneWords::Unasked = self.words {
+            self.words = match PeerWords::register(&self.opened(ordinal)?.device, windows) {
+                Ok(words) => PlaneWords::On(ordinal, words),
+                Err(error) if error.is_sticky() => return Err(error),
+                Err(error) => {
+                    log::debug!("hosts order what devices do: {error}");
+                    PlaneWords::Impossible
+                }
+            };
+        }
+        Ok(matches!(self.words, PlaneWords::On(on, _) if on == ordinal))
+    }
+
+    /// A device, and the words of its streams, if it has any.
+    fn opened_with_words(&mut self, ordinal: u32) -> Result<(&mut Opened, Option<&mut PeerWords>)> {
+        self.opened(ordinal)?;
+        let opened = self.opened.get_mut(&ordinal).expect("invariant: it was just opened");
+        let words = match &mut self.words {
+            PlaneWords::On(on, words) if *on == ordinal => Some(words),
+            _ => None,
+        };
+        Ok((opened, words))
+    }
+
+    /// Where the tensors that all ranks of the host have told of lie in this process.
+    fn translate_all(
+        &mut self,
+        ordinal: u32,
+        told: &[Told],
+        windows: &Windows,
+    ) -> farandole_transport::Result<Vec<Places>> {
+        let opened = self.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
+        let translate = |(local_rank, told): (usize, &Told)| {
+            // What trails may use mappings that are closed then. It ends: all ranks have queued it, or are about to.
+            let is_used = told.exports.iter().any(|export| opened.mappings.closes_others(export));
+            let idle = if is_used { opened.stream.wait_until_empty() } else { Ok(()) };
+            idle.and_then(|()| work::translate(&mut opened.mappings, told)).map_err(|error| {
+                local(format!("mapping the device memory of rank {}", windows.rank(local_rank)), error)
+            })
+        };
+        told.iter().enumerate().map(translate).collect()
+    }
+
+    /// How long what trails has stood still, and the local rank whose data are not there, if one can be named.
+    pub(crate) fn stands_still(&self, now: Duration) -> Option<(Duration, Option<usize>)> {
+        let (still, round) = self.trailing.stands_still(now)?;
+        let PlaneWords::On(_, words) = &self.words else { return Some((still, None)) };
+        Some((still, words.first_behind(round)))
+    }
+
+    /// The group has failed: lets go of what waits for peers, and waits until nothing is left on the device. Kernels of
+    /// other ranks may still store to memory of this one; it is given back when those ranks have said that they have
+    /// given up, too, or after a while. Of ranks that are lost nothing is expected.
+    pub(crate) fn give_up(&mut self, windows: Option<&Windows>, is_lost: impl Fn(Rank) -> bool) {
+        let mut memory = Vec::new();
+        let words = if let PlaneWords::On(_, words) = &self.words { Some(words) } else { None };
+        if !self.trailing.end(words, &mut memory) {
+            // Streams may still look at them.
+            std::mem::forget(std::mem::replace(&mut self.words, PlaneWords::Impossible));
+        }
+        let Some(windows) = windows else { return };
+        peer_words::note_given_up(windows);
+        let begun = Instant::now();
+        let is_awaited = |peer: usize| !is_lost(windows.rank(peer)) && !peer_words::has_given_up(windows, peer);
+        while !self.opened.is_empty() && windows.peers().any(is_awaited) && begun.elapsed() < GIVEN_UP_WITHIN {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        drop(memory);
     }
 
     /// A device that is open, or the first one of this process.
@@ -126,6 +237,14 @@ impl DevicePlane {
         let opened = self.opened(ordinal)?;
         opened.doorbell.wait(event)?;
         opened.doorbell.call_when_reached(move || bell.ring())
+    }
+}
+
+impl Drop for DevicePlane {
+    fn drop(&mut self) {
+        if !self.trailing.end(None, &mut Vec::new()) {
+            self.give_up(None, |_| true);
+        }
     }
 }
 

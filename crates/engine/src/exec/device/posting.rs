@@ -3,14 +3,15 @@
 //! It lies in the rank's small slot, which peers read when the rank has begun the operation:
 //!
 //! ```text
-//! form: u32 | exports: u32 | exports, EXPORT_BYTES each | shard: a place | places, each (export: u64, address: u64)
+//! form and flags: u32 | exports: u32 | exports, EXPORT_BYTES each | shard: a place | places, each (export: u64, address: u64)
 //! ```
 //!
 //! The *shard* is where this rank's share of an allreduce between hosts is collected (`hosts`), if there is one.
 //! The *form* says which places follow: none (a rank that has joined has no tensors), the inputs, which the results
 //! replace, the input and output of each tensor, or one for all: where a fusion buffer begins in which they are packed
 //! ([`packed`]). Tensors without elements lie nowhere. Addresses are the teller's own. How large each tensor is follows
-//! from the bucket, so decoding is total, and whoever tells of memory beyond an allocation is named.
+//! from the bucket, so decoding is total, and whoever tells of memory beyond an allocation is named. One flag says that
+//! the devices may order the bucket's steps among themselves (`ordered`), as far as this rank goes.
 
 use std::collections::HashMap;
 
@@ -26,6 +27,8 @@ const HEAD_BYTES: usize = 8 + PLACE_BYTES;
 const PLACE_BYTES: usize = 16;
 /// The export of a tensor that lies nowhere.
 const NOWHERE: u64 = u64::MAX;
+/// Set beside the form by who lets devices order the steps.
+const ORDERED: u32 = 1 << 8;
 /// Where tensors begin in a fusion buffer, as frameworks' allocators place them.
 const PACKED_ALIGN_BYTES: u64 = 512;
 
@@ -46,6 +49,7 @@ enum Form {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Posting {
     form: Form,
+    pub(super) is_ordered: bool,
     exports: Vec<Export>,
     shard: Place,
     places: Vec<Place>,
@@ -71,6 +75,7 @@ impl EndBytes {
 /// What another rank has told: where the inputs and outputs of its tensors lie.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Told {
+    pub(super) is_ordered: bool,
     pub(super) exports: Vec<Export>,
     pub(super) shard: Place,
     /// For each tensor; none if the rank has joined.
@@ -107,7 +112,14 @@ impl Posting {
     /// Tensors that are packed from an address on.
     pub(super) fn packed(export: Export, address: u64) -> Posting {
         let known = HashMap::from([(export.allocation, 0)]);
-        Posting { form: Form::Packed, exports: vec![export], shard: None, places: vec![Some((0, address))], known }
+        Posting {
+            form: Form::Packed,
+            is_ordered: false,
+            exports: vec![export],
+            shard: None,
+            places: vec![Some((0, address))],
+            known,
+        }
     }
 
     /// The same with a shard.
@@ -152,7 +164,8 @@ impl Posting {
             here.copy_from_slice(bytes);
             rest = after;
         };
-        put(&(self.form as u32).to_le_bytes());
+        let flags = if self.is_ordered { ORDERED } else { 0 };
+        put(&(self.form as u32 | flags).to_le_bytes());
         put(&(self.exports.len() as u32).to_le_bytes());
         self.exports.iter().for_each(|export| put(&export.encode()));
         for place in std::iter::once(&self.shard).chain(&self.places) {
@@ -177,7 +190,8 @@ impl Told {
             Ok::<&[u8], &str>(here)
         };
         let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
-        let (form, count) = (number(take(4)?), number(take(4)?) as usize);
+        let (head, count) = (number(take(4)?), number(take(4)?) as usize);
+        let (form, is_ordered) = (head & !u64::from(ORDERED), head & u64::from(ORDERED) != 0);
         let mut exports = Vec::new();
         for _ in 0..count {
             let bytes = take(EXPORT_BYTES)?.try_into().map_err(|_| "half an export")?;
@@ -212,7 +226,7 @@ impl Told {
             }
             other => return Err(format!("a posting of the unknown form {other}")),
         }
-        Ok(Told { exports, shard, places })
+        Ok(Told { is_ordered, exports, shard, places })
     }
 }
 

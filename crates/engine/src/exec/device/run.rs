@@ -8,6 +8,9 @@
 //! 4. *Settle*: all ranks have settled.
 //! 5. *Unpack*: what was packed is copied back.
 //!
+//! Where all ranks let devices order the steps, the run only *gathers*: when all ranks have told where their tensors
+//! lie, it queues everything and is done (`ordered`); the results are there after an event.
+//!
 //! A run that is dropped gives the bucket up (`in_flight`).
 
 use std::sync::Arc;
@@ -23,9 +26,11 @@ use farandole_transport::shm::Windows;
 use farandole_transport::{Error, Progress, Result};
 
 use super::in_flight::InFlight;
+use super::ordered::Ordered;
 use super::posting::{EndBytes, Told};
 use super::sharing::{Shared, Sharing};
 use super::tensors::{Stretch, Tensors};
+use super::trailing::Queued;
 use super::{Begin, DevicePlane, local, work};
 use crate::bucket::GroupRank;
 use crate::pending::PendingTable;
@@ -42,10 +47,14 @@ pub(crate) struct DeviceRun {
     failure: Option<Error>,
     shared: Shared,
     in_flight: InFlight,
+    /// What devices order among themselves, once it is queued.
+    queued: Option<Queued>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
+    /// Only where this rank lets devices order the steps.
+    Gather,
     Load,
     Meet,
     Work,
@@ -59,7 +68,6 @@ impl DeviceRun {
     pub(crate) fn begin(bucket: &Bucket, movement: &Arc<Movement>, begin: Begin<'_>) -> DeviceRun {
         let Begin { plane, table, mesh, here, stopwatch, .. } = begin;
         let windows = mesh.windows.as_ref().expect("invariant: ranks that share memory have windows");
-        let slot_bytes = windows.layout().small_bytes;
         let mut run = DeviceRun {
             plan: Arc::clone(&bucket.plan),
             movement: Arc::clone(movement),
@@ -69,8 +77,9 @@ impl DeviceRun {
             failure: None,
             shared: Shared::default(),
             in_flight: InFlight::timed_by(stopwatch),
+            queued: None,
         };
-        if let Err(error) = run.load(plane, bucket, table, slot_bytes) {
+        if let Err(error) = run.load(plane, bucket, table, windows) {
             run.shared = Shared::default();
             run.failure = Some(error);
         }
@@ -91,6 +100,12 @@ impl DeviceRun {
         loop {
             let stage = self.stage;
             let went_on = match stage {
+                Stage::Gather if windows.all_begun()? => {
+                    if self.queue_ordered(plane, windows)? {
+                        return Ok(Progress::Done);
+                    }
+                    Some(Stage::Load)
+                }
                 Stage::Load if self.in_flight.is_done()? => {
                     windows.expose();
                     // What comes next may be looks at the device: sleepers would hear of it late.
@@ -121,6 +136,11 @@ impl DeviceRun {
         }
     }
 
+    /// What was queued for devices to order, if it was.
+    pub(crate) fn take_queued(&mut self) -> Option<Queued> {
+        self.queued.take()
+    }
+
     /// What the device took for this bucket, as far as it was timed.
     pub(crate) fn take_times(&mut self) -> Vec<(DeviceStep, u64)> {
         self.in_flight.take_times()
@@ -143,6 +163,7 @@ impl DeviceRun {
     /// How far it has come, in words.
     pub(crate) fn progress(&self) -> &'static str {
         match self.stage {
+            Stage::Gather => "waiting until the others have come",
             Stage::Load => "packing on the device",
             Stage::Meet => "waiting until the others have their data",
             Stage::Work => "working on the device",
@@ -153,7 +174,7 @@ impl DeviceRun {
 
     /// The peer that is waited for, if one can be named.
     pub(crate) fn waiting_for(&self, windows: &Windows) -> Option<Rank> {
-        let waits = matches!(self.stage, Stage::Meet | Stage::Settle);
+        let waits = matches!(self.stage, Stage::Gather | Stage::Meet | Stage::Settle);
         let peer = || windows.first_absent().or_else(|| windows.last_behind());
         waits.then(peer).flatten().map(|local_rank| windows.rank(local_rank))
     }
@@ -163,17 +184,47 @@ impl DeviceRun {
         plane: &mut DevicePlane,
         bucket: &Bucket,
         table: &PendingTable,
-        slot_bytes: usize,
+        windows: &Windows,
     ) -> Result<()> {
         self.tensors = Tensors::find(plane, bucket, &self.movement, table, self.here)?;
         let Some(ordinal) = self.tensors.ordinal else { return Ok(()) };
-        let opened = plane.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
+        let opening = |error| local(format!("opening device {ordinal}"), error);
+        let is_ordered = self.tensors.runs_ahead && plane.has_words(ordinal, windows).map_err(opening)?;
+        let opened = plane.opened(ordinal).map_err(opening)?;
+        let slot_bytes = windows.layout().small_bytes;
         let (ends, replaces) = (self.end_bytes(self.here.me.index()), self.replaces());
         let shard = Stretch::default();
         let sharing = Sharing { tensors: &self.tensors, ends: &ends, replaces, shard, slot_bytes };
-        let shared = sharing.share(opened, &mut self.in_flight);
-        self.shared = shared.map_err(|error| local("sharing device memory", error))?;
-        Ok(())
+        self.shared = sharing.share(opened).map_err(|error| local("sharing device memory", error))?;
+        self.shared.posting.is_ordered = is_ordered;
+        if is_ordered {
+            self.stage = Stage::Gather;
+            return Ok(());
+        }
+        self.queue_load(plane)
+    }
+
+    fn queue_load(&mut self, plane: &mut DevicePlane) -> Result<()> {
+        let Some(ordinal) = self.tensors.ordinal else { return Ok(()) };
+        let opened = plane.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
+        let loaded = self.shared.queue_load(&self.tensors, &opened.stream, &mut self.in_flight);
+        loaded.map_err(|error| local("packing on the device", error))
+    }
+
+    /// Queues the whole bucket if all ranks let devices order its steps; otherwise what comes first. Says which.
+    fn queue_ordered(&mut self, plane: &mut DevicePlane, windows: &mut Windows) -> Result<bool> {
+        let told = self.told(windows)?;
+        let Some(ordinal) = self.tensors.ordinal.filter(|_| told.iter().all(|told| told.is_ordered)) else {
+            self.queue_load(plane)?;
+            return Ok(false);
+        };
+        plane.watch_sharing(ordinal, &told, windows);
+        let (plan, movement, size) = (&self.plan, &self.movement, self.here.size);
+        let ordered = Ordered { plan, movement, tensors: &self.tensors, shared: &self.shared, size };
+        let stopwatch = self.in_flight.take_stopwatch();
+        self.queued = Some(ordered.queue(plane, ordinal, &told, windows, stopwatch)?);
+        windows.finish();
+        Ok(true)
     }
 
     /// Queues what this rank does, if it does anything.
@@ -182,13 +233,8 @@ impl DeviceRun {
         let told = self.told(windows)?;
         plane.watch_sharing(ordinal, &told, windows);
         let Some(share) = work::Share::of(&told, windows.me()) else { return Ok(()) };
+        let places = plane.translate_all(ordinal, &told, windows)?;
         let opened = plane.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
-        let mut places = Vec::with_capacity(told.len());
-        for (local_rank, told) in told.iter().enumerate() {
-            places.push(work::translate(&mut opened.mappings, told).map_err(|error| {
-                local(format!("mapping the device memory of rank {}", windows.rank(local_rank)), error)
-            })?);
-        }
         let stream = &opened.stream;
         self.in_flight.begin(stream).map_err(|error| local("recording an event", error))?;
         let queued = work::queue(stream, &self.plan, &self.movement.moves, &places, &share, self.here.size);

@@ -1,6 +1,6 @@
 //! How a rank lets the others of its host reach its tensors: where they lie, or packed into a fusion buffer.
 
-use farandole_device::{DeviceCopy, Error as DeviceError, Result};
+use farandole_device::{DeviceCopy, Error as DeviceError, Result, Stream};
 use farandole_trace::event::DeviceStep;
 
 use super::Opened;
@@ -13,8 +13,26 @@ use super::tensors::{Stretch, Tensors};
 pub(super) struct Shared {
     /// What they must know.
     pub(super) posting: Posting,
+    /// These pack it, before anybody works on it.
+    pub(super) copies: Vec<DeviceCopy>,
     /// What was packed goes back by these.
     pub(super) copies_back: Vec<DeviceCopy>,
+}
+
+impl Shared {
+    /// Queues what comes before others may read: waiting for the program's streams, and packing.
+    ///
+    /// # Errors
+    /// If the driver refuses, or the device has failed.
+    pub(super) fn queue_load(&self, tensors: &Tensors, stream: &Stream, in_flight: &mut InFlight) -> Result<()> {
+        if tensors.ready.is_empty() && self.copies.is_empty() {
+            return Ok(());
+        }
+        tensors.ready.iter().try_for_each(|ready| stream.wait(ready))?;
+        in_flight.begin(stream)?;
+        stream.copy(&self.copies)?;
+        in_flight.record(stream, DeviceStep::Pack)
+    }
 }
 
 /// A bucket's tensors on this rank, and how they are shared.
@@ -31,11 +49,11 @@ pub(super) struct Sharing<'a> {
 }
 
 impl Sharing<'_> {
-    /// Shares them. Where they have to be packed, copies are in flight afterwards.
+    /// Shares them. Where they have to be packed, copies are to be queued ([`Shared::queue_load`]).
     ///
     /// # Errors
     /// If there is no memory left, or the device has failed.
-    pub(super) fn share(&self, opened: &mut Opened, in_flight: &mut InFlight) -> Result<Shared> {
+    pub(super) fn share(&self, opened: &mut Opened) -> Result<Shared> {
         opened.exports.begin_round();
         let exports = &mut opened.exports;
         let mut export = |stretch: Stretch| exports.get(stretch.address, stretch.bytes).cloned();
@@ -44,13 +62,13 @@ impl Sharing<'_> {
         match posting {
             Ok(posting) if posting.len_bytes() <= self.slot_bytes => Ok(Shared { posting, ..Shared::default() }),
             // Too many to tell of, or memory that cannot be mapped.
-            Ok(_) | Err(DeviceError::NotShareable(_)) => self.pack(opened, in_flight),
+            Ok(_) | Err(DeviceError::NotShareable(_)) => self.pack(opened),
             Err(error) => Err(error),
         }
     }
 
     /// Lets the ranks work in the fusion buffer.
-    fn pack(&self, opened: &mut Opened, in_flight: &mut InFlight) -> Result<Shared> {
+    fn pack(&self, opened: &mut Opened) -> Result<Shared> {
         let (offsets, total) = packed(self.ends, self.replaces);
         let start = opened.fusion(total as usize)?.address();
         opened.exports.begin_round();
@@ -65,9 +83,6 @@ impl Sharing<'_> {
             let Stretch { address, bytes } = tensor.output;
             copies_back.push(DeviceCopy { source: start + output, target: address, bytes });
         }
-        in_flight.begin(&opened.stream)?;
-        opened.stream.copy(&copies)?;
-        in_flight.record(&opened.stream, DeviceStep::Pack)?;
-        Ok(Shared { posting, copies_back })
+        Ok(Shared { posting, copies, copies_back })
     }
 }

@@ -12,7 +12,7 @@ use farandole_trace::event::DeviceStep;
 pub(crate) struct Stopwatch {
     is_wanted: bool,
     begun: Option<Event>,
-    running: Option<(DeviceStep, Event, Event)>,
+    running: Vec<(DeviceStep, Event, Event)>,
     taken: Vec<(DeviceStep, u64)>,
 }
 
@@ -34,17 +34,17 @@ impl Stopwatch {
     pub(crate) fn stop(&mut self, stream: &Stream, step: DeviceStep) -> Result<Event> {
         let Some(begun) = self.begun.take() else { return stream.record() };
         let ended = stream.record_timed()?;
-        self.running = Some((step, begun, ended.clone()));
+        self.running.push((step, begun, ended.clone()));
         Ok(ended)
     }
 
-    /// The event has happened.
+    /// The last event has happened.
     pub(crate) fn read(&mut self) {
         // What a device that has failed says of its times is not missed.
-        if let Some((step, begun, ended)) = self.running.take()
-            && let Ok(Some(ns)) = ended.ns_since(&begun)
-        {
-            self.taken.push((step, ns));
+        for (step, begun, ended) in self.running.drain(..) {
+            if let Ok(Some(ns)) = ended.ns_since(&begun) {
+                self.taken.push((step, ns));
+            }
         }
     }
 

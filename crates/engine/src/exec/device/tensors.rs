@@ -4,6 +4,7 @@
 //! the input itself where results replace it, or memory of the group's ([`super::results`]). Every plane of device
 //! memory works on these.
 
+use farandole_device::Event;
 use farandole_plan::Collective;
 use farandole_plan::agree::Bucket;
 use farandole_plan::device::Movement;
@@ -36,6 +37,10 @@ pub(crate) struct Tensors {
     pub(crate) ordinal: Option<u32>,
     /// In the order of the bucket's parts; none on a rank that has joined.
     pub(crate) tensors: Vec<Tensor>,
+    /// After these events they hold their data; none: they do.
+    pub(crate) ready: Vec<Event>,
+    /// Whether the program lets its streams wait for all results.
+    pub(crate) runs_ahead: bool,
     /// Memory that was made for results, by part.
     results: Vec<Option<Region>>,
 }
@@ -52,7 +57,7 @@ impl Tensors {
         table: &PendingTable,
         here: GroupRank,
     ) -> Result<Tensors> {
-        let mut found = Tensors::default();
+        let mut found = Tensors { runs_ahead: true, ..Tensors::default() };
         for (part, id) in bucket.requests.iter().enumerate() {
             let Some(id) = id else { continue };
             found.add(plane, bucket, movement, (part, table.get(*id)), here)?;
@@ -99,6 +104,10 @@ impl Tensors {
             }
         };
         let input = Stretch { address: place(input).address, bytes: input.len_bytes() as u64 };
+        self.runs_ahead &= pending.runs_ahead;
+        // Requests that were submitted together share an event.
+        let is_new = |ready: &&Event| self.ready.last().is_none_or(|last| last.handle() != ready.handle());
+        self.ready.extend(pending.ready.as_ref().filter(is_new).cloned());
         self.tensors.push(Tensor { input, output: Stretch { address, bytes } });
         self.results.push(made);
         Ok(())

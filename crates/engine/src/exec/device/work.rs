@@ -28,8 +28,7 @@ pub(super) struct Share {
 impl Share {
     /// That of the rank `me`, if it works for a device.
     pub(super) fn of(told: &[Told], me: usize) -> Option<Share> {
-        let device_of = |told: &Told| told.exports.first().map(|export| export.device);
-        let devices: Vec<Option<Uuid>> = told.iter().map(device_of).collect();
+        let devices = devices_of(told);
         let folders = device::folders(&devices);
         let folder = folders.iter().position(|&local_rank| local_rank == me)?;
         let serves = devices.iter().map(|device| device.is_some() && *device == devices[me]).collect();
@@ -45,6 +44,15 @@ impl Share {
     pub(super) fn serves(&self, local_rank: usize) -> bool {
         self.serves[local_rank]
     }
+}
+
+/// The ranks that work for a device.
+pub(super) fn workers(told: &[Told]) -> Vec<usize> {
+    device::folders(&devices_of(told))
+}
+
+fn devices_of(told: &[Told]) -> Vec<Option<Uuid>> {
+    told.iter().map(|told| told.exports.first().map(|export| export.device)).collect()
 }
 
 /// Where the tensors that a rank has told of lie in this process.

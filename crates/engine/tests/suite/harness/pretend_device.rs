@@ -1,14 +1,16 @@
 //! Ranks with pretended devices: their tensors lie there, and are computed late.
 //!
 //! Two ranks share a device, as ranks of one host do. A tensor gets its data by a copy in a stream of the program's,
-//! which has not run when the tensor is submitted: whoever does not wait for the event behind it folds zeros.
+//! which has not run when the tensor is submitted: whoever does not wait for the event behind it folds zeros. Programs
+//! that run ahead see their results after the event of the outcome ([`when_there`]).
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use farandole_device::pretend::{DeviceFaults, Pretend, PretendNccl};
 use farandole_device::{Device, DeviceCopy, Uuid};
 use farandole_engine::config::DevicePlaneChoice;
-use farandole_engine::{Engine, Hooks, OpenDevice, Submission};
+use farandole_engine::{Engine, Hooks, OpenDevice, Outcome, Submission};
 use farandole_plan::{Dtype, Request};
 use farandole_tensor::Region;
 
@@ -65,6 +67,32 @@ pub fn moved_if_exact(engine: &Engine, submission: Submission) -> Submission {
         true => submission,
         false => moved(engine, submission),
     }
+}
+
+/// The same, and of some names all ranks run ahead, of others only some.
+pub fn moved_in_turns(engine: &Engine, submission: Submission) -> Submission {
+    let number = submission.request.name.bytes().map(usize::from).sum::<usize>();
+    let runs_ahead = match number % 3 {
+        0 => true,
+        1 => engine.rank().index() % 2 == number / 3 % 2,
+        _ => false,
+    };
+    Submission { runs_ahead, ..moved_if_exact(engine, submission) }
+}
+
+/// An outcome when its result is there.
+///
+/// # Panics
+/// If that takes too long.
+pub fn when_there(mut outcome: Outcome) -> Outcome {
+    let begun = Instant::now();
+    if let Some(after) = outcome.after.take() {
+        while !after.has_happened().unwrap() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "the result of a queued bucket comes");
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+    outcome
 }
 
 /// The same in memory that other ranks cannot map.

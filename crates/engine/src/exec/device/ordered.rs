@@ -1,0 +1,96 @@
+//! A bucket whose steps the devices order among themselves: all of it is queued at once.
+//!
+//! Where a program lets its streams wait for results, no host has to see data come or go. When all ranks of the host
+//! have submitted their requests and told where their tensors lie, each queues in its stream:
+//!
+//! 1. wait until the program's streams have computed the tensors; pack them, if others cannot map them;
+//! 2. tell the others that this rank's contribution is there (`peer_words`);
+//! 3. if this rank works for a device: wait for all contributions, fold and copy, tell that it has settled;
+//! 4. wait until those that work have settled; copy back what was packed; record an event.
+//!
+//! **Why nothing hangs.** Ranks queue buckets in the same order, each when all ranks have come to it, and a program's
+//! stream waits for an event only when the bucket before it is queued. Take the first bucket that does not end. Some
+//! rank has not queued it, or some rank's data never come. A rank that has come to a bucket queues it unless its driver
+//! is held up by a call that waits for the device, and that waits for buckets before this one, which end. Data never
+//! come only if the program's kernels do not end. So a call of the program that waits for its stream while it holds the
+//! driver's lock holds nothing up for ever, which it would if a host had to queue something after the program's stream
+//! has begun to wait. The argument is for one order of buckets: only the world's are queued so (`group`).
+
+use farandole_device::{Error, Result as DeviceResult};
+use farandole_plan::device::Movement;
+use farandole_plan::fuse::BucketPlan;
+use farandole_trace::event::DeviceStep;
+use farandole_transport::Result;
+use farandole_transport::shm::Windows;
+
+use super::peer_words::Told as Tells;
+use super::posting::Told;
+use super::sharing::Shared;
+use super::stopwatch::Stopwatch;
+use super::tensors::Tensors;
+use super::trailing::Queued;
+use super::{DevicePlane, local, work};
+
+/// What a rank queues.
+pub(super) struct Ordered<'a> {
+    pub(super) plan: &'a BucketPlan,
+    pub(super) movement: &'a Movement,
+    pub(super) tensors: &'a Tensors,
+    pub(super) shared: &'a Shared,
+    /// Ranks of the group.
+    pub(super) size: usize,
+}
+
+impl Ordered<'_> {
+    /// Queues all of it. `ordinal` is the device of the tensors.
+    pub(super) fn queue(
+        &self,
+        plane: &mut DevicePlane,
+        ordinal: u32,
+        told: &[Told],
+        windows: &Windows,
+        stopwatch: Stopwatch,
+    ) -> Result<Queued> {
+        let places = match work::Share::of(told, windows.me()) {
+            Some(share) => Some((share, plane.translate_all(ordinal, told, windows)?)),
+            None => None,
+        };
+        self.queue_on(plane, ordinal, told, places, stopwatch)
+            .map_err(|error| local("queueing work on the device", error))
+    }
+
+    fn queue_on(
+        &self,
+        plane: &mut DevicePlane,
+        ordinal: u32,
+        told: &[Told],
+        work: Option<(work::Share, Vec<work::Places>)>,
+        mut stopwatch: Stopwatch,
+    ) -> DeviceResult<Queued> {
+        let (opened, words) = plane.opened_with_words(ordinal)?;
+        let words = words.ok_or_else(|| Error::Unavailable("the device's streams have no words".to_owned()))?;
+        let (stream, round) = (&opened.stream, words.begin_round());
+        let all: Vec<usize> = (0..told.len()).collect();
+        self.tensors.ready.iter().try_for_each(|ready| stream.wait(ready))?;
+        if !self.shared.copies.is_empty() {
+            stopwatch.start(stream)?;
+            stream.copy(&self.shared.copies)?;
+            stopwatch.stop(stream, DeviceStep::Pack)?;
+        }
+        words.tell(stream, Tells::Exposed)?;
+        if let Some((share, places)) = work {
+            words.wait_for(stream, &all, Tells::Exposed)?;
+            stopwatch.start(stream)?;
+            work::queue(stream, self.plan, &self.movement.moves, &places, &share, self.size)?;
+            stopwatch.stop(stream, DeviceStep::Fold)?;
+            words.tell(stream, Tells::Settled)?;
+        }
+        words.wait_for(stream, &work::workers(told), Tells::Settled)?;
+        if !self.shared.copies_back.is_empty() {
+            stopwatch.start(stream)?;
+            stream.copy(&self.shared.copies_back)?;
+            stopwatch.stop(stream, DeviceStep::Unpack)?;
+        }
+        Ok(Queued { event: stream.record()?, round, stopwatch, memory: Vec::new() })
+    }
+}

@@ -1,0 +1,110 @@
+//! Buckets that are queued on a device, and on which no host has to work any more: [`Trailing`].
+//!
+//! Their requests are over for the engine when they are queued; whoever uses the results waits for the event behind the
+//! bucket. What is left to do is to look now and then whether the device gets on: its times are recorded, and a bucket
+//! that stands still for longer than the user allows ends the group, as one that a host works on would.
+//!
+//! The invariant: while a bucket trails, its memory is kept, no mapping is closed and no word is unregistered that its
+//! work uses.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use farandole_device::Event;
+use farandole_plan::agree::Operation;
+use farandole_tensor::SharedOwner;
+use farandole_trace::event::DeviceStep;
+use farandole_transport::Result;
+
+use super::local;
+use super::peer_words::PeerWords;
+use super::stopwatch::Stopwatch;
+
+/// How often the host looks at what trails. Nobody waits for that.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// How long the end of a group waits for what trails. It may stand behind kernels of the program that never end.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(2);
+
+/// A bucket that is queued.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    /// Behind everything that the bucket does on the device.
+    pub(crate) event: Event,
+    pub(super) round: u32,
+    pub(super) stopwatch: Stopwatch,
+    /// What its work uses.
+    pub(crate) memory: Vec<SharedOwner>,
+}
+
+/// See the module's text. The oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Trailing {
+    queued: VecDeque<(Operation, Queued)>,
+    /// When it was last looked at, and when something was last done.
+    looked: Duration,
+    moved: Duration,
+}
+
+impl Trailing {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queued.is_empty()
+    }
+
+    /// A bucket has been queued.
+    pub(crate) fn push(&mut self, operation: Operation, queued: Queued, now: Duration) {
+        if self.queued.is_empty() {
+            (self.looked, self.moved) = (now, now);
+        }
+        self.queued.push_back((operation, queued));
+    }
+
+    /// When it wants to be looked at.
+    pub(crate) fn next_look(&self) -> Duration {
+        if self.queued.is_empty() { Duration::MAX } else { self.looked + LOOK_EVERY }
+    }
+
+    /// Takes out a bucket that the device has done, with its times.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    pub(crate) fn take_done(&mut self, now: Duration) -> Result<Option<(Operation, Vec<(DeviceStep, u64)>)>> {
+        self.looked = now;
+        let Some((_, first)) = self.queued.front() else { return Ok(None) };
+        if !first.event.has_happened().map_err(|error| local("waiting for the device", error))? {
+            return Ok(None);
+        }
+        self.moved = now;
+        Ok(self.queued.pop_front().map(|(operation, mut queued)| {
+            queued.stopwatch.read();
+            (operation, queued.stopwatch.take())
+        }))
+    }
+
+    /// For how long nothing was done, and the round that is waited for.
+    pub(super) fn stands_still(&self, now: Duration) -> Option<(Duration, u32)> {
+        self.queued.front().map(|(_, first)| (now.saturating_sub(self.moved), first.round))
+    }
+
+    /// Waits until all is done, but not for ever, and lets what waits for peers go on if these are no longer waited
+    /// for. Says whether all is done, and puts aside the memory of what is.
+    pub(super) fn end(&mut self, let_go: Option<&PeerWords>, ended: &mut Vec<SharedOwner>) -> bool {
+        let begun = Instant::now();
+        while let Some((_, first)) = self.queued.front() {
+            if let Some(words) = let_go {
+                // Again and again: the streams of peers may still write what is true.
+                words.let_go();
+            }
+            // A device that has failed does nothing more.
+            if first.event.has_happened().unwrap_or(true) {
+                ended.extend(self.queued.pop_front().into_iter().flat_map(|(_, queued)| queued.memory));
+            } else if begun.elapsed() > GIVE_UP_AFTER {
+                log::warn!("the device is still busy with work that a collective which was given up stands behind");
+                return false;
+            } else {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        true
+    }
+}
