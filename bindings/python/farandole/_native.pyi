@@ -55,8 +55,8 @@ def text_setting(name: str) -> str | None:
 def switch_setting(name: str) -> bool:
     """Whether the setting with this variable is on; by default, what docs/settings.md says."""
 
-def switch_or_auto_setting(name: str) -> bool | None:
-    """The same for a setting that may be left to the library: None."""
+def runs_ahead() -> bool:
+    """Whether the host goes on when collectives in device memory are queued."""
 
 def is_initialized() -> bool: ...
 def rank() -> int: ...
@@ -171,6 +171,9 @@ class DeviceHandle:
 
     @property
     def names(self) -> list[str]: ...
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the host goes on when they are queued."""
     def poll(self) -> bool:
         """Whether all are over, successfully or not: results are there, and names may be used again."""
     def is_computed(self) -> bool:
@@ -178,13 +181,16 @@ class DeviceHandle:
     def wait_until_computed(self) -> None:
         """Returns when it has."""
     def follow(self, stream: int) -> None:
-        """Makes what comes into a stream from now on wait until all are over, and does not wait itself."""
+        """Waits until all are queued, and makes what comes into a stream from now on wait until they are over. Raises
+        the first error."""
+    def is_queued_within(self, seconds: float) -> bool:
+        """Waits until all are queued or so many seconds have passed; says whether they are."""
     def wait(self) -> None:
         """Waits until all are over; raises the first error. Ctrl-C ends the wait, not the requests."""
     def wait_within(self, seconds: float) -> bool:
-        """Waits until all are done or so many seconds have passed; says whether they are done."""
+        """Waits until all are over or so many seconds have passed; says whether they are."""
     def results(self) -> list[tuple[list[int], list[int]]]:
-        """Shape and received splits of each result, once all are done."""
+        """Shape and received splits of each result, once all are queued."""
     def is_made(self, index: int) -> bool:
         """Whether a result lies in memory of the engine's, from which it is to be copied."""
     def copy_result(self, index: int, address: int, len_bytes: int, stream: int) -> None:

@@ -1,26 +1,27 @@
 //! Requests of tensors on a device, which are waited for together: [`DeviceHandle`].
 //!
-//! When a request is over, its results are there. Nobody has to wait for that on the host: [`DeviceHandle::follow`]
-//! makes a stream wait for a signal, which the engine sets when the last of the requests is over.
+//! A request is over when its results are there. Where the host runs ahead, its ticket is done before that, when the
+//! ranks have queued it on their devices; [`DeviceHandle::follow`] then makes a stream wait for the event behind it.
 //!
 //! Results of a size that only the ranks' agreement tells lie in memory of the engine's on the device. Python makes a
 //! tensor for each and has it copied there ([`DeviceHandle::copy_result`]); the engine's memory goes back when a device
 //! has done that (`on_device::in_use`).
 //!
-//! The invariant: memory that was lent goes back when its request is over, and no work of ours on the device uses it
-//! then. So a framework's allocator need not be told of our streams.
+//! The invariant: memory that was lent is kept, by this handle or by the engine, as long as work of ours on a device
+//! uses it. So a framework's allocator need not be told of our streams.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use farandole::device::{DeviceCopy, Signal};
+use farandole::device::{DeviceCopy, Event};
 use farandole::{EngineError, Outcome, Region, Submission, Ticket};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::errors;
 use crate::on_device::{self, OnStream, in_use};
+use crate::settings;
 use crate::waiting::{wait_until_done, wait_within};
 use crate::world::Job;
 
@@ -36,8 +37,8 @@ pub(crate) struct DeviceHandle {
     job: Weak<Job>,
     /// Where the tensors lie, and when they hold their data.
     place: OnStream,
-    /// Set when all are over; nothing on devices whose streams cannot wait for signals.
-    signal: Option<Signal>,
+    /// Whether the host goes on when they are queued.
+    runs_ahead: bool,
     /// Set by the thread that takes the outcomes: the first one that has seen all tickets done.
     taking: AtomicBool,
     taken: OnceLock<Taken>,
@@ -48,6 +49,8 @@ struct Taken {
     /// The first error.
     error: Option<EngineError>,
     results: Vec<Made>,
+    /// The results are there after these.
+    after: Vec<Event>,
 }
 
 /// A result.
@@ -60,9 +63,15 @@ struct Made {
 
 #[pymethods]
 impl DeviceHandle {
+    /// Whether the host goes on when they are queued.
+    #[getter]
+    fn runs_ahead(&self) -> bool {
+        self.runs_ahead
+    }
+
     /// Whether all are over, successfully or not: results are there, and names may be used again.
-    fn poll(&self) -> bool {
-        self.tickets.iter().rev().all(Ticket::is_done)
+    fn poll(&self, py: Python<'_>) -> bool {
+        self.is_queued() && (!self.runs_ahead || self.take(py).is_there())
     }
 
     /// Whether the device has computed what was submitted. A device that has failed computes nothing more.
@@ -78,29 +87,34 @@ impl DeviceHandle {
         Ok(())
     }
 
-    /// Makes what comes into a stream from now on wait until all are over, and does not wait itself. What goes wrong is
-    /// raised by `wait`.
+    /// Waits until all are queued, and makes what comes into a stream from now on wait until they are over. Raises the
+    /// first error; what goes wrong later is raised by `wait`.
     fn follow(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
-        match &self.signal {
-            // Without the interpreter's lock: what stands in for a device waits.
-            Some(signal) => py.detach(|| signal.make_wait(stream)).map_err(on_device::raised),
-            None => wait_until_done(py, |index| &self.tickets[index], self.tickets.len()),
-        }
+        wait_until_done(py, |index| &self.tickets[index], self.tickets.len())?;
+        let taken = self.take(py);
+        self.check(taken)?;
+        taken.after.iter().try_for_each(|after| after.make_wait(stream)).map_err(on_device::raised)
     }
 
     /// Waits until all are over. Raises the first error.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         wait_until_done(py, |index| &self.tickets[index], self.tickets.len())?;
-        match &self.take(py).error {
-            None => Ok(()),
-            Some(error) => Err(errors::of_job(&self.job, error.clone())),
+        let taken = self.take(py);
+        self.check(taken)?;
+        while !py.detach(|| on_device::happens_soon(|| taken.is_there())) {
+            py.check_signals()?;
         }
+        if !taken.after.is_empty() {
+            // Devices that waited for a lost rank were let go; what they have done is void.
+            self.check_engine()?;
+        }
+        Ok(())
     }
 
-    /// Waits until all are done or so many seconds have passed; says whether they are done.
-    fn wait_within(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+    /// Waits until all are queued, or so many seconds have passed; says whether they are.
+    fn is_queued_within(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let limit = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         for ticket in self.tickets.iter().rev() {
             if !wait_within(py, ticket, limit.saturating_sub(begun.elapsed()))? {
                 return Ok(false);
@@ -109,15 +123,29 @@ impl DeviceHandle {
         Ok(true)
     }
 
+    /// Waits until all are over or so many seconds have passed; says whether they are.
+    fn wait_within(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        let limit = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        let begun = Instant::now();
+        if !self.is_queued_within(py, seconds)? {
+            return Ok(false);
+        }
+        let taken = self.take(py);
+        while !py.detach(|| on_device::happens_soon(|| taken.is_there() || begun.elapsed() >= limit)) {
+            py.check_signals()?;
+        }
+        Ok(taken.is_there())
+    }
+
     /// Shape and received splits of each result, once all are done.
     fn results(&self, py: Python<'_>) -> Vec<(Vec<u64>, Vec<u64>)> {
-        assert!(self.poll(), "invariant: only requests that are done are asked for results");
+        assert!(self.is_queued(), "invariant: only requests that are done are asked for results");
         self.take(py).results.iter().map(|made| (made.shape.clone(), made.received_splits.clone())).collect()
     }
 
     /// Whether a result lies in memory of the engine's, from which it is to be copied.
     fn is_made(&self, py: Python<'_>, index: usize) -> bool {
-        self.poll() && self.take(py).results[index].memory().is_some()
+        self.is_queued() && self.take(py).results[index].memory().is_some()
     }
 
     /// Copies a result out of the engine's memory, to so many bytes at an address of the device, in a stream.
@@ -157,21 +185,36 @@ impl DeviceHandle {
     /// Submits requests of tensors that lie there.
     pub(crate) fn submit(job: &Arc<Job>, submissions: Vec<Submission>, place: OnStream) -> PyResult<DeviceHandle> {
         in_use::release();
-        let engine = job.world.engine();
-        let signal = place.signal_of(submissions.len());
+        let (engine, runs_ahead) = (job.world.engine(), settings::runs_ahead());
         let address = |region: &Region| region.device().map(|on_device| on_device.address);
         let outputs = submissions.iter().map(|one| one.output.as_ref().and_then(address)).collect();
         let tickets: Result<Vec<Ticket>, EngineError> =
-            submissions.into_iter().map(|one| engine.submit(Submission { signal: signal.clone(), ..one })).collect();
+            submissions.into_iter().map(|one| engine.submit(Submission { runs_ahead, ..one })).collect();
         let tickets = tickets.map_err(|error| errors::raised(job.world.report(error)))?;
         let (taking, taken) = (AtomicBool::new(false), OnceLock::new());
-        Ok(DeviceHandle { tickets, outputs, job: Arc::downgrade(job), place, signal, taking, taken })
+        Ok(DeviceHandle { tickets, outputs, job: Arc::downgrade(job), place, runs_ahead, taking, taken })
+    }
+
+    fn is_queued(&self) -> bool {
+        self.tickets.iter().rev().all(Ticket::is_done)
+    }
+
+    fn check(&self, taken: &Taken) -> PyResult<()> {
+        taken.error.as_ref().map_or(Ok(()), |error| Err(errors::of_job(&self.job, error.clone())))
+    }
+
+    /// Raises what has ended the engine, if it has failed. One that was shut down has done before what was queued.
+    fn check_engine(&self) -> PyResult<()> {
+        match self.job.upgrade().and_then(|job| job.world.engine().failure()) {
+            Some(error @ EngineError::Failed(_)) => Err(errors::of_job(&self.job, error)),
+            _ => Ok(()),
+        }
     }
 
     /// Takes the outcomes of requests that are done. A second thread waits until the first one has done it.
     fn take(&self, py: Python<'_>) -> &Taken {
         if !self.taking.swap(true, Ordering::Relaxed) {
-            let mut taken = Taken { error: None, results: Vec::with_capacity(self.tickets.len()) };
+            let mut taken = Taken { error: None, results: Vec::with_capacity(self.tickets.len()), after: Vec::new() };
             let mut lent = Vec::with_capacity(self.tickets.len());
             for (ticket, output) in self.tickets.iter().zip(&self.outputs) {
                 match ticket.poll().expect("invariant: all tickets are done before their outcomes are taken") {
@@ -192,8 +235,16 @@ impl DeviceHandle {
 }
 
 impl Taken {
+    /// Whether the results are there. A device that has failed computes nothing more.
+    fn is_there(&self) -> bool {
+        self.after.iter().all(|after| after.has_happened().unwrap_or(true))
+    }
+
     /// output: where the caller wanted the result.
     fn add(&mut self, mut outcome: Outcome, output: Option<u64>, lent: &mut Vec<Outcome>) {
+        // Requests of one bucket have the same.
+        let is_new = |after: &mut Event| self.after.last().is_none_or(|last| last.handle() != after.handle());
+        self.after.extend(outcome.after.take_if(is_new));
         let (shape, received_splits) =
             (std::mem::take(&mut outcome.shape), std::mem::take(&mut outcome.received_splits));
         let is_made = |region: &mut Region| region.device().map(|on_device| on_device.address) != output;

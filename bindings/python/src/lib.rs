@@ -97,7 +97,7 @@ mod _native {
     #[pymodule_export]
     use crate::sampling::watch_own_code;
     #[pymodule_export]
-    use crate::settings::{switch_or_auto_setting, switch_setting, text_setting};
+    use crate::settings::{runs_ahead, switch_setting, text_setting};
     #[pymodule_export]
     use crate::tensorflow::register_tensorflow_ops;
     #[pymodule_export]

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farandole::device::{self, DeviceCopy, Event, Signal};
+use farandole::device::{self, DeviceCopy, Event};
 use farandole::{Device, Dtype, Request, Submission};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -51,11 +51,6 @@ impl OnStream {
     /// The event.
     pub(crate) fn ready(&self) -> &Event {
         &self.ready
-    }
-
-    /// A signal that is set by the last of so many. Nothing where streams cannot wait for one.
-    pub(crate) fn signal_of(&self, setters: usize) -> Option<Signal> {
-        self.device.signal_of(setters).ok()
     }
 
     /// Copies within the device, in a stream of somebody else's; returns the event behind them.

@@ -67,7 +67,7 @@ pub(crate) fn allreduce(
         Request::new(Arc::clone(name), collective, dtype, shape).in_batch(read_batch(batch)).with_priority(priority);
     let output = lend_output(output, name, &input)?;
     let submission =
-        Submission { group: read_group(group)?, request, input: Some(input), output, ready: None, signal: None };
+        Submission { group: read_group(group)?, request, input: Some(input), output, ready: None, runs_ahead: false };
     submit(&job, submission, ResultMemory::Caller)
 }
 
@@ -95,7 +95,7 @@ fn read_allreduce(arguments: &Bound<'_, PyAny>) -> PyResult<Submission> {
         input: Some(input),
         output,
         ready: None,
-        signal: None,
+        runs_ahead: false,
     })
 }
 
@@ -172,7 +172,7 @@ pub(crate) fn broadcast(
     let request = Request::new(Arc::clone(name), collective, dtype, shape);
     submit(
         &job,
-        Submission { group, request, input: Some(input), output, ready: None, signal: None },
+        Submission { group, request, input: Some(input), output, ready: None, runs_ahead: false },
         ResultMemory::Caller,
     )
 }

@@ -24,16 +24,9 @@ pub(crate) fn switch_setting(name: &str) -> PyResult<bool> {
     Ok(setting.read(|variable| std::env::var(variable).ok()).unwrap_or_else(|_| setting.default_value()))
 }
 
-/// The same for a setting that may be left to us: `None`.
+/// Whether the host goes on when collectives in device memory are queued. Read once.
 #[pyfunction]
-pub(crate) fn switch_or_auto_setting(name: &str) -> PyResult<Option<bool>> {
-    let setting = find(name)?;
-    Ok(setting.read(|variable| std::env::var(variable).ok()).unwrap_or_else(|_| setting.default_value()))
-}
-
-/// Whether the host may go on while collectives in device memory are under way. Read once.
 pub(crate) fn runs_ahead() -> bool {
     static RUNS_AHEAD: OnceLock<bool> = OnceLock::new();
-    *RUNS_AHEAD
-        .get_or_init(|| switch_or_auto_setting(settings::ASYNC_COMPLETION.name).is_ok_and(|on| on != Some(false)))
+    *RUNS_AHEAD.get_or_init(|| switch_setting(settings::ASYNC_COMPLETION.name).unwrap_or(true))
 }

@@ -501,11 +501,10 @@ pub const PHASES: Setting = Setting::does(
 pub const ASYNC_COMPLETION: Setting = Setting::does(
     "FARANDOLE_ASYNC_COMPLETION",
     Reader::Python,
-    Kind::SwitchOrAuto,
-    "0",
-    "Whether PyTorch's `synchronize` and `step` return before operations in device memory are done; the current stream \
-     waits for them. `0`: never; `auto`: where the same names have been reduced well before; `1`: always. What goes \
-     wrong is raised by a later call then. Read docs/gpu.md before you set it: some calls of CUDA can deadlock.",
+    Kind::Switch,
+    "1",
+    "Whether waiting for an operation in device memory (`synchronize`, `step`) ends when the ranks have queued it on \
+     their devices; the current stream waits for the result. 0: when the result is there.",
 )
 .horovod("HOROVOD_ENABLE_ASYNC_COMPLETION");
 

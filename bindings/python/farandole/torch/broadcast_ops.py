@@ -15,7 +15,7 @@ import torch
 from farandole import _native
 from farandole.exports import Average
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import device_memory, handles, lent_memory, run_ahead, staging
+from farandole.torch import device_memory, handles, lent_memory, staging
 from farandole.torch.reduce import allreduce, differentiable
 
 __all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
@@ -43,8 +43,7 @@ def _start_on_device(
     full_name = handles.name_of("broadcast", name, group)
     output = None if in_place else device_memory.new_like(tensor)
     lent = device_memory.Lent(full_name, tensor, output)
-    repeated = None if name is None else run_ahead.repeated(full_name)
-    work = device_memory.submit([lent], collective, group, None, repeated)
+    work = device_memory.submit([lent], collective, group)
     return handles.put(work, lambda _results: lent.take_back() if output is None else output)
 
 

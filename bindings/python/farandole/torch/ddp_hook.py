@@ -3,7 +3,7 @@
 `model.register_comm_hook(state, ddp_comm_hook)` has DDP hand each bucket of gradients to `ddp_comm_hook` in place of
 its process group, which keeps the rest: the first broadcast of weights, and whatever else the script asks it for. A
 bucket is reduced in place while backward computes the next ones; with compression a narrower copy of it is. On a GPU
-that happens in its memory, and once buckets repeat themselves the host waits for none of them (`run_ahead`).
+that happens in its memory, and the host may run ahead of it (`run_ahead`).
 
 Ranks of the hook's process set and those of DDP's process group must be the same processes, and calls are matched by
 their order (`distributed.call_names`), as those of a process group are. DDP hands its buckets out in the same order on
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from farandole import _native, basics
 from farandole.exports import Average
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import device_memory, lent_memory, run_ahead, staging
+from farandole.torch import device_memory, lent_memory, staging
 from farandole.torch.compression import Compression, NoneCompressor
 from farandole.torch.device_work import DeviceWork
 from farandole.torch.distributed.call_names import CallNames
@@ -89,10 +89,6 @@ def ddp_comm_hook(
         return buffer if how.compression is NoneCompressor else how.compression.decompress(reduced, context)
 
     reduction = _Reduction(requests, finish, buffer.device)
-    if isinstance(requests, DeviceWork) and requests.runs_ahead():
-        with side_stream(buffer.device):
-            reduction.complete_future()
-        return reduction.future
     _futures.put(reduction)
     wait_at_end_of_backward(requests, _LONGEST_WAIT)
     return reduction.future
@@ -105,7 +101,7 @@ def _submit(
     collective = ("allreduce", op, 1.0, 1.0)
     if device_memory.lies_there(packed) and device_memory.takes([packed], collective, group):
         lent = device_memory.Lent(name, packed)
-        return device_memory.submit([lent], collective, group, None, run_ahead.repeated(name)), lent.take_back
+        return device_memory.submit([lent], collective, group), lent.take_back
     loan = lent_memory.lend_to_write(packed)
 
     def ask() -> list[_native.Handle]:
@@ -134,6 +130,8 @@ class _Reduction:
         self, requests: staging.RequestWork, finish: Callable[[], torch.Tensor], device: torch.device
     ) -> None:
         self._requests = requests
+        self._device = device if isinstance(requests, DeviceWork) else None
+        """A GPU on which it is reduced."""
         self._finish: Optional[Callable[[], torch.Tensor]] = finish
         # Whoever waits for the future has his streams wait for what the result needs on its device.
         devices: Optional[list[Union[int, str, torch.device]]] = [device] if device.type == "cuda" else None
@@ -143,10 +141,12 @@ class _Reduction:
         """For the thread that completes futures."""
         assert self._finish is not None, "invariant: the thread takes a bucket once"
         try:
-            self._requests.wait()
-            result = self._finish()
+            with side_stream(self._device):
+                self._requests.wait()
+                result = self._finish()
         except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits for the future
             self.future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the wrong type here.
         else:
-            self.future.set_result(result)
+            with side_stream(self._device):
+                self.future.set_result(result)
         self._finish = None

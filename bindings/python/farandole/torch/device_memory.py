@@ -25,7 +25,6 @@ from farandole import _native
 from farandole.torch import run_ahead
 from farandole.torch.device_work import CollectingWork, DeviceWork
 from farandole.torch.lent_memory import DTYPE_CODES, raise_moved
-from farandole.torch.run_ahead import Repeated
 from farandole.torch.staging import current_place
 
 Collective = tuple[Any, ...]
@@ -136,13 +135,12 @@ def submit(
     collective: Collective,
     group: int,
     batch: Optional[str] = None,
-    repeated: Optional[Repeated] = None,
     check: Optional[Callable[[_native.DeviceHandle], None]] = None,
     priority: int = 0,
 ) -> DeviceWork:
     """Asks for a collective whose results go to the outputs, or replace the contributions. `batch` names a group that
-    runs together, `repeated` is what the script may ask for again, `check` looks at what came of it."""
-    return DeviceWork(_ask(lent, collective, group, batch, repeated, priority), lent[0].tensor.device, repeated, check)
+    runs together, `check` looks at what came of it."""
+    return DeviceWork(_ask(lent, collective, group, batch, priority), lent[0].tensor.device, check)
 
 
 def submit_as_they_are(
@@ -151,7 +149,6 @@ def submit_as_they_are(
     collective: Collective,
     group: int,
     batch: Optional[str],
-    repeated: Optional[Repeated],
     priority: int = 0,
 ) -> Optional[DeviceWork]:
     """Asks for a collective of many tensors whose results replace them, in one call that asks the tensors what they
@@ -159,9 +156,9 @@ def submit_as_they_are(
     if any(map(torch.Tensor.is_neg, tensors)):
         return None
     device = tensors[0].device
-    place = _prepare(device, repeated)
+    place = _prepare(device)
     handle = _native.submit_tensors_on_device(collective, names, tensors, group, batch, place, priority=priority)
-    return None if handle is None else DeviceWork(handle, device, repeated)
+    return None if handle is None else DeviceWork(handle, device)
 
 
 def collect(
@@ -169,10 +166,9 @@ def collect(
     collective: Collective,
     group: int,
     batch: Optional[str] = None,
-    repeated: Optional[Repeated] = None,
 ) -> CollectingWork:
     """Asks for a collective whose results are as large as the ranks agree."""
-    return CollectingWork(_ask(lent, collective, group, batch, repeated), lent[0].tensor.device, repeated)
+    return CollectingWork(_ask(lent, collective, group, batch), lent[0].tensor.device)
 
 
 def _ask(
@@ -180,17 +176,14 @@ def _ask(
     collective: Collective,
     group: int,
     batch: Optional[str],
-    repeated: Optional[Repeated],
     priority: int = 0,
 ) -> _native.DeviceHandle:
-    place = _prepare(lent[0].tensor.device, repeated)
+    place = _prepare(lent[0].tensor.device)
     tensors = [each.native_arguments() for each in lent]
     return _native.submit_on_device(collective, tensors, group, batch, place, priority=priority)
 
 
-def _prepare(device: torch.device, repeated: Optional[Repeated]) -> tuple[int, int]:
+def _prepare(device: torch.device) -> tuple[int, int]:
     """What comes before every request. Returns where the engine records when its data are there."""
     run_ahead.sweep()
-    if repeated is not None:
-        repeated.let_last_end()
     return place_to_record(device)

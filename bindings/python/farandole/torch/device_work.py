@@ -1,9 +1,8 @@
 """Requests of tensors on one GPU, from submission to their results: `DeviceWork`.
 
-When a request is over, its results are there. `DeviceWork.wait` waits for that on the host; or, where nobody has to
-know more (`run_ahead`), it makes the current stream wait and returns at once. `CollectingWork` is for results whose
-size the ranks have to agree on: it waits for the agreement on the host, and its results are tensors that the current
-stream fills.
+`DeviceWork.wait` waits until the results are there; or, where the host may run ahead (`run_ahead`), until the ranks
+have queued the requests on their devices, and has the current stream wait for the results. `CollectingWork` is for
+results whose size the ranks have to agree on: its results are tensors that the current stream fills.
 
 Where the host waits for the device to compute, reports call it "device work" (`staging`); where the stream waits for
 the ranks, `device_times` measures for how long.
@@ -18,7 +17,6 @@ import torch
 
 from farandole import _native
 from farandole.torch import device_times, run_ahead, staging
-from farandole.torch.run_ahead import Repeated
 
 __all__ = ["CollectingWork", "DeviceResult", "DeviceWork"]
 
@@ -26,19 +24,16 @@ __all__ = ["CollectingWork", "DeviceResult", "DeviceWork"]
 class DeviceWork:
     """Requests that the engine has; their results go to memory of the caller's."""
 
-    __slots__ = ("_check", "_repeated", "device", "handle")
+    __slots__ = ("_check", "device", "handle")
 
     def __init__(
         self,
         handle: _native.DeviceHandle,
         device: torch.device,
-        repeated: Optional[Repeated] = None,
         check: Optional[Callable[[_native.DeviceHandle], None]] = None,
     ) -> None:
         self.handle = handle
         self.device = device
-        self._repeated = repeated
-        """What comes again under the same names, if anything."""
         self._check = check
         """Raises if the results are not what was asked for, once they are known."""
 
@@ -49,21 +44,24 @@ class DeviceWork:
     is_over = poll
 
     def runs_ahead(self) -> bool:
-        """Whether `wait` does not wait on the host."""
-        return run_ahead.is_allowed(self._repeated) and not self.handle.poll()
+        """Whether `wait` does not wait until the results are there."""
+        return self.handle.runs_ahead and not self.handle.poll()
 
     def wait(self) -> Sequence[Any]:
-        """What comes into the current stream from now on sees the results. Does not wait on the host where nobody has
-        to know more."""
+        """What comes into the current stream from now on sees the results. Returns when they are there, or when all are
+        queued where the host may run ahead."""
         if self.runs_ahead():
-            staging.leave_carried_over()
-            device_times.follow(self.handle, staging.current_place(self.device)[1])
-            if self._repeated is not None:
-                self._repeated.note(self)
-            run_ahead.add(self)
+            self._follow()
         else:
             self.end()
         return []
+
+    def _follow(self) -> None:
+        staging.leave_carried_over()
+        device_times.follow(self.handle, staging.current_place(self.device)[1])
+        if self._check is not None:
+            self._check(self.handle)
+        run_ahead.add(self)
 
     def end(self) -> None:
         """Waits until all are over, and raises what went wrong. The results are there then, for every stream."""
@@ -72,8 +70,6 @@ class DeviceWork:
         self.handle.wait()
         if self._check is not None:
             self._check(self.handle)
-        if self._repeated is not None and self._repeated is not run_ahead.WAITED_FOR:
-            self._repeated.has_gone_well = True
 
     def wait_on_host(self) -> Sequence[Any]:
         """As `wait`, but returns when the results are there."""
@@ -83,6 +79,10 @@ class DeviceWork:
     def wait_for(self, seconds: float) -> bool:
         """Waits until all are over, or for so long, and says whether they are."""
         return self.handle.wait_within(seconds)
+
+    def is_queued_within(self, seconds: float) -> bool:
+        """Waits until all are queued, over or refused, or for so long, and says whether they are."""
+        return self.handle.is_queued_within(seconds)
 
 
 class DeviceResult:
@@ -122,8 +122,11 @@ class CollectingWork(DeviceWork):
     __slots__ = ()
 
     def wait(self) -> list[DeviceResult]:
-        """The results, when the ranks have carried the requests out."""
-        self.end()
+        """The results, for the current stream."""
+        super().wait()
         return [DeviceResult(self, index, *result) for index, result in enumerate(self.handle.results())]
 
-    wait_on_host = wait
+    def wait_on_host(self) -> list[DeviceResult]:
+        """The same; the ranks have carried the requests out."""
+        self.end()
+        return self.wait()

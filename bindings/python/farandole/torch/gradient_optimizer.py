@@ -79,8 +79,8 @@ class _DistributedOptimizer:
         """Waits until all gradients are reduced. Gradients that backward did not compute count as zeros, so that ranks
         may take different branches. Does nothing if nothing has changed since the last call.
 
-        Gradients on a GPU are reduced for whatever comes into the current stream; the host does not wait for them once
-        they have been reduced well (`farandole.torch.run_ahead`)."""
+        Gradients on a GPU are reduced for whatever comes into the current stream; where the host may run ahead, it
+        waits only until they are queued (`farandole.torch.run_ahead`)."""
         self._warn_when_synchronized = True
         self._reduce_all()
 

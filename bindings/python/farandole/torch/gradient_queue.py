@@ -36,7 +36,6 @@ from farandole.torch.gradient_narrowing import NarrowCopies, is_narrowed, narrow
 from farandole.torch.gradients import Gradient
 from farandole.torch.lent_memory import DTYPE_CODES
 from farandole.torch.reduce_options import ReduceOptions
-from farandole.torch.run_ahead import Repeated
 
 
 class GradientBatch:
@@ -45,8 +44,7 @@ class GradientBatch:
     `missing` counts those that are not; `addresses` and `owners` are the memory and the storages of those that are.
     `needs_packing` says that one of them cannot be reduced in place; then all are submitted by `gradient_submission`.
     `place` is the GPU on which all of them lie and the stream that computed them, or `None` for host memory.
-    `key` names a group of the user's. `repeated` is what was submitted on a GPU, from round to round;
-    `narrow` the type in which it travels, if not their own, in `narrow_copies`.
+    `key` names a group of the user's, `narrow` the type in which they travel, if not their own, in `narrow_copies`.
     """
 
     __slots__ = (
@@ -61,7 +59,6 @@ class GradientBatch:
         "owners",
         "place",
         "process_set_id",
-        "repeated",
     )
 
     def __init__(self, members: Sequence[Gradient], key: str | None = None) -> None:
@@ -73,7 +70,6 @@ class GradientBatch:
         """From now on these are the members."""
         self.members = list(members)
         self.native: _native.GradientBatch | None = None
-        self.repeated = Repeated()
         self.narrow: torch.dtype | None = None
         self.narrow_copies: NarrowCopies | None = None
         for index, gradient in enumerate(self.members):
@@ -121,13 +117,6 @@ class GradientBatch:
         device = self.members[0].parameter.device
         device_memory.place_to_record(device)
         run_ahead.sweep()
-        if self.repeated.last is not None:
-            # A hook: the thread that trains waits for it, and so for the last round.
-            _native.act_for_program()
-            try:
-                self.repeated.let_last_end()
-            finally:
-                _native.act_for_itself()
         addresses, owners = self.addresses, tuple(self.owners)
         if self.narrow is not None:
             gradients = self.submitted()
@@ -135,7 +124,7 @@ class GradientBatch:
                 self.narrow_copies = NarrowCopies(gradients, self.narrow, place)
             self.narrow_copies.fill(gradients)
             addresses, owners = self.narrow_copies.addresses, self.narrow_copies.owners
-        return DeviceWork(native.submit_on_device(addresses, owners, place), device, self.repeated)
+        return DeviceWork(native.submit_on_device(addresses, owners, place), device)
 
     def submitted(self) -> list[torch.Tensor]:
         """The gradients of all members, which are in flight."""
@@ -264,8 +253,7 @@ class GradientQueue:
     def _submit(self, gradients: Sequence[Gradient], key: str | None = None) -> None:
         """Submits gradients of any kind, as they are now."""
         self.reduced = False
-        # Under these names something may be under way, in other company.
-        run_ahead.settle()
+        run_ahead.sweep()
         self._handles += gradient_submission.submit(gradients, self.options, key)
         self._in_flight += gradients
 
@@ -280,7 +268,7 @@ class GradientQueue:
 
     def synchronize(self) -> None:
         """Submits what has not been submitted yet, and waits until all gradients are reduced. On a GPU the current
-        stream waits, and the host does not where the last round has gone well (`run_ahead`)."""
+        stream waits, and the host until they are queued, where it may run ahead (`run_ahead`)."""
         ready = len(self._in_flight)
         try:
             run_ahead.sweep()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from farandole import _native
-from farandole.torch import device_memory, gradient_errors, gradient_packing, lent_memory, run_ahead, staging
+from farandole.torch import device_memory, gradient_errors, gradient_packing, lent_memory, staging
 from farandole.torch.compression import NoneCompressor
 from farandole.torch.device_work import DeviceWork
 from farandole.torch.gradients import Gradient
@@ -106,7 +106,7 @@ def _submit_on_devices(
         place = device_memory.place_to_record(device)
         collective = ("allreduce", *options.reduction())
         handle = _native.submit_on_device(collective, tensors, options.group(), key, place)
-        handles.append(DeviceWork(handle, device, run_ahead.WAITED_FOR))
+        handles.append(DeviceWork(handle, device))
     return handles
 
 

@@ -16,13 +16,17 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
 from farandole import _native
 from farandole.torch import run_ahead
+
+_RELEASED_WITHIN = 0.05
+"""Seconds in which the engine gives memory back that a device has done with; it looks every few milliseconds."""
 
 _STORAGE_CALLS = ("resize_", "_share_fd_cpu_", "_share_filename_cpu_")
 """What moves a storage, whatever its arguments: also a smaller size is new memory."""
@@ -52,6 +56,15 @@ def _ask_first(kind: Any, name: str, moved_storage: Callable[..., Any]) -> None:
     setattr(kind, name, asking)
 
 
+def _after_what_is_queued(address: int, size_bytes: int) -> Optional[str]:
+    """To which request memory is lent when what streams wait for, and the script has done with, is over."""
+    run_ahead.settle()
+    given_up = time.monotonic() + _RELEASED_WITHIN
+    while (lent_to := _native.lent(address, size_bytes)) is not None and time.monotonic() < given_up:
+        time.sleep(0.001)
+    return lent_to
+
+
 def _refuse_if_lent(name: str, storage: Any) -> None:
     if storage is None:
         return
@@ -61,9 +74,7 @@ def _refuse_if_lent(name: str, storage: Any) -> None:
         return  # Tensors without memory, such as those that a compiler computes with.
     lent_to = _native.lent(address, size_bytes)
     if lent_to is not None:
-        # Perhaps to what a stream waits for and the script has done with.
-        run_ahead.settle()
-        lent_to = _native.lent(address, size_bytes)
+        lent_to = _after_what_is_queued(address, size_bytes)
     if lent_to is not None:
         raise RuntimeError(
             f"{name}() would move memory that {lent_to!r} is working on. Call synchronize() of that operation first "

@@ -67,9 +67,9 @@ def synchronize(handle: int, block: bool = False) -> Any:
     """Waits for an operation and returns its output: a tensor, or a list of them for a grouped operation, or a pair for
     `alltoall_async`. Raises what went wrong. Returns `None` for a handle that was fetched before.
 
-    Tensors on a GPU are there for whatever comes into the stream that is current now. The host does not wait for an
-    operation that has a name and has gone well before, unless with `block`; what goes wrong with it is raised by a
-    later call (`farandole.torch.run_ahead`).
+    Tensors on a GPU are there for whatever comes into the stream that is current now. Where the host may run ahead, it
+    waits until the ranks have queued the operation, unless with `block`; what goes wrong later is raised by a later
+    call (`farandole.torch.run_ahead`).
 
     Until this returns, the tensors of the operation belong to the engine. Somebody who changes one of them changes, or
     spoils, what the other ranks get.

@@ -20,7 +20,7 @@ import torch
 from farandole import _native
 from farandole.basics import handle_average_backwards_compatibility
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import device_memory, handles, lent_memory, run_ahead, staging
+from farandole.torch import device_memory, handles, lent_memory, staging
 from farandole.torch.compression import Compression
 
 __all__ = [
@@ -92,8 +92,7 @@ def _start(tensor: torch.Tensor, name: Optional[str], reduction: _Reduction, *, 
     group = group_for(reduction.process_set, "Allreduce")
     full_name = handles.name_of("allreduce", name, group)
     if device_memory.lies_there(tensor) and device_memory.takes([tensor], reduction.collective(), group):
-        repeated = None if name is None else run_ahead.repeated(full_name)
-        return _start_on_device([tensor], [full_name], None, reduction, group, repeated, in_place=in_place)
+        return _start_on_device([tensor], [full_name], None, reduction, group, in_place=in_place)
     # Not through `_lend` and `_result`: a script makes this call for each of a thousand tensors, and notices both.
     if in_place:
         loan, output = lent_memory.lend_to_write(tensor), None
@@ -114,12 +113,11 @@ def _start_group(
     base_name = handles.name_of("grouped_allreduce", name, group)
     names = _member_names(base_name, len(tensors))
     if tensors and device_memory.lies_there(tensors[0]):
-        repeated = None if name is None else run_ahead.repeated(base_name)
-        handle = _start_as_they_are(tensors, names, base_name, reduction, group, repeated) if in_place else None
+        handle = _start_as_they_are(tensors, names, base_name, reduction, group) if in_place else None
         if handle is not None:
             return handle
         if device_memory.takes(tensors, reduction.collective(), group):
-            return _start_on_device(tensors, names, base_name, reduction, group, repeated, in_place=in_place)
+            return _start_on_device(tensors, names, base_name, reduction, group, in_place=in_place)
     if in_place and reduction.priority == 0 and all(map(lent_memory.is_plain, tensors)):
         return _start_plain_group(tensors, names, base_name, reduction, group)
     lent = [_lend(tensor, in_place=in_place) for tensor in tensors]
@@ -163,12 +161,11 @@ def _start_as_they_are(
     batch: str,
     reduction: _Reduction,
     group: int,
-    repeated: Optional[run_ahead.Repeated],
 ) -> Optional[int]:
     """A group of tensors that the engine can work on without a copy, in the memory of their GPU; else `None`."""
     addresses = [tensor.data_ptr() for tensor in tensors]
     work = device_memory.submit_as_they_are(
-        names, tensors, reduction.collective(), group, batch, repeated, reduction.priority
+        names, tensors, reduction.collective(), group, batch, reduction.priority
     )
     if work is None:
         return None
@@ -188,7 +185,6 @@ def _start_on_device(
     batch: Optional[str],
     reduction: _Reduction,
     group: int,
-    repeated: Optional[run_ahead.Repeated],
     *,
     in_place: bool,
 ) -> int:
@@ -199,7 +195,7 @@ def _start_on_device(
     outputs = None if in_place else [device_memory.new_like(tensor) for tensor in tensors]
     lent = device_memory.lend(names, tensors, outputs)
     work = device_memory.submit(
-        lent, reduction.collective(), group, batch, repeated, priority=reduction.priority
+        lent, reduction.collective(), group, batch, priority=reduction.priority
     )
 
     def finish(_results: Any) -> Any:

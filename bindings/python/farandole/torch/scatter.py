@@ -17,7 +17,7 @@ import torch
 from farandole import _native
 from farandole.exports import Average, Sum
 from farandole.process_sets import ProcessSet, global_process_set, group_for
-from farandole.torch import device_memory, handles, lent_memory, run_ahead, staging
+from farandole.torch import device_memory, handles, lent_memory, staging
 from farandole.torch.compression import Compression
 from farandole.torch.gather import allgather, grouped_allgather
 from farandole.torch.reduce import differentiable
@@ -43,8 +43,7 @@ def reducescatter_async(
     full_name = handles.name_of("reducescatter", name, group)
     how = (int(op), float(prescale_factor), float(postscale_factor))
     if device_memory.lies_there(tensor) and device_memory.takes([tensor], ("reducescatter", *how), group):
-        repeated = None if name is None else run_ahead.repeated(full_name)
-        return _start_on_device([tensor], [full_name], None, how, process_set, repeated)
+        return _start_on_device([tensor], [full_name], None, how, process_set)
     loan = lent_memory.lend(tensor)
     work = staging.submit(
         [loan], lambda: [_native.reducescatter(full_name, *loan.native_arguments(), *how, group, None)]
@@ -58,7 +57,6 @@ def _start_on_device(
     batch: Optional[str],
     how: tuple[int, float, float],
     process_set: ProcessSet,
-    repeated: Optional[run_ahead.Repeated],
 ) -> int:
     """Tensors that the engine works on in the memory of their GPU. How large the results are is known before."""
     outputs = [
@@ -66,7 +64,7 @@ def _start_on_device(
     ]
     lent = device_memory.lend(names, tensors, outputs)
     group = group_for(process_set, "Reducescatter")
-    work = device_memory.submit(lent, ("reducescatter", *how), group, batch, repeated)
+    work = device_memory.submit(lent, ("reducescatter", *how), group, batch)
     return handles.put(work, lambda _results: outputs[0] if batch is None else outputs)
 
 
@@ -97,8 +95,7 @@ def grouped_reducescatter_async(
     collective = ("reducescatter", *how)
     if tensors and device_memory.lies_there(tensors[0]) and device_memory.takes(tensors, collective, group):
         names = [handles.member_name(*batch, index) for index in range(len(tensors))]
-        repeated = None if name is None else run_ahead.repeated(base_name)
-        return _start_on_device(tensors, names, base_name, how, process_set, repeated)
+        return _start_on_device(tensors, names, base_name, how, process_set)
     loans = [lent_memory.lend(tensor) for tensor in tensors]
 
     def ask() -> list[_native.Handle]:

@@ -110,7 +110,7 @@ def refusals() -> None:
 
 def ahead() -> None:
     """A program that has gone well is dispatched while the device computes, if the host may run ahead."""
-    if _native.switch_or_auto_setting("FARANDOLE_ASYNC_COMPLETION") is False:
+    if not _native.runs_ahead():
         return
 
     @jax.jit

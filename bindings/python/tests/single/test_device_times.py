@@ -121,11 +121,11 @@ def test_a_stream_that_waits_is_told_on_the_clock_of_the_host(device: Device, to
 def test_work_that_nobody_waits_for_is_measured(
     device: Device, told: list[Any], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(run_ahead, "is_allowed", lambda request: True)
     monkeypatch.setattr(run_ahead, "_under_way", [])
     monkeypatch.setattr(staging, "current_place", lambda device: (0, 7))
     requests: Any = Requests(device, 4)
     requests.poll = lambda: False
+    requests.runs_ahead = True
     staging.carry_over("evaluation", device.event(device.now + 2))
     device_work.DeviceWork(requests, torch.device("cpu")).wait()
     device.now += 20

@@ -89,7 +89,7 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
         self._names = CallNames()
         self._under_name: dict[str, staging.RequestWork] = {}
         """The last requests under each name that may come again."""
-        self._devices = DeviceOperations(membership, self._name, self._names.comes_again, self._begin)
+        self._devices = DeviceOperations(membership, self._name, self._begin)
         self._futures = FutureThread()
         self._barriers = itertools.count()
 

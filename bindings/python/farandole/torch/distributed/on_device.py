@@ -3,9 +3,6 @@
 As in the rest of the backend, ranks see tensors as one dimension. How large results are is known from the outputs, so
 the engine puts them there; outputs that are not one contiguous piece are filled from one that is. If the ranks bring
 something else, the engine makes memory of its own, and the operation is an error.
-
-Once calls repeat themselves (`call_names`), nobody waits on the host for an operation like one that has gone well
-(`Like`, `run_ahead`). Before that they are waited for, so that what ranks refuse is raised where it was asked for.
 """
 
 from __future__ import annotations
@@ -21,24 +18,10 @@ from farandole import _native
 from farandole.torch import device_memory, lent_memory
 from farandole.torch.device_work import DeviceWork
 from farandole.torch.distributed.membership import Membership
-from farandole.torch.distributed.tensors import Tensor, as_travelling, check_size, fill, form, member
+from farandole.torch.distributed.tensors import Tensor, as_travelling, check_size, fill, member
 from farandole.torch.distributed.work import Finish, Work
-from farandole.torch.run_ahead import WAITED_FOR, LateWork, Repeated
 
 __all__ = ["DeviceOperations"]
-
-_MOST_SIGNATURES = 10_000
-"""Signatures that are remembered. Programs have tens of them, unless sizes change all the time."""
-
-
-class Like(Repeated):
-    """Operations with the same signature. Names of those in a row differ, so none waits for the last."""
-
-    def note(self, work: LateWork) -> None:
-        pass
-
-    def let_last_end(self) -> None:
-        pass
 
 
 class Outputs:
@@ -74,18 +57,13 @@ class DeviceOperations:
         self,
         membership: Membership,
         name: Callable[..., str],
-        comes_again: Callable[[str], bool],
         begin: Callable[[str, Callable[[], DeviceWork], Finish, Any], Work],
     ) -> None:
         self._membership = membership
         self._name = name
         """Names the next call by its signature."""
-        self._comes_again = comes_again
-        """Whether calls repeat themselves, so that a later one will have this name."""
         self._begin = begin
         """Makes a `Work` of a name, what asks the engine, what is done at the end, and the options."""
-        self._alike: dict[tuple[Any, ...], Like] = {}
-        """What is known of operations, by signature."""
 
     def takes(self, views: Sequence[Tensor], collective: device_memory.Collective) -> bool:
         """Whether this is carried out in the memory of the GPU that the tensors are on."""
@@ -110,7 +88,7 @@ class DeviceOperations:
         lent = _lend(name, batch, views)
 
         def ask() -> DeviceWork:
-            return self._submit(lent, collective, batch, self._like(name, signature))
+            return self._submit(lent, collective, batch)
 
         def finish(_results: Sequence[Any]) -> Sequence[Tensor]:
             if writes:
@@ -136,8 +114,6 @@ class DeviceOperations:
         batch = (name, len(views)) if len(views) > 1 else None
         outputs = [Outputs(of_view, view) for of_view, view in zip(targets, views)]
         lent = _lend(name, batch, views, outputs, rows)
-        # Numbers of elements are no part of some signatures, because ranks need not agree on them.
-        like = self._like(name, (*signature, *map(form, views), *(output.elements for output in outputs)))
 
         def check_results(handle: _native.DeviceHandle) -> None:
             if check is not None:
@@ -150,25 +126,17 @@ class DeviceOperations:
                 output.finish()
             return list(itertools.chain.from_iterable(targets))
 
-        return self._begin(name, lambda: self._submit(lent, collective, batch, like, check_results), finish, opts)
+        return self._begin(name, lambda: self._submit(lent, collective, batch, check_results), finish, opts)
 
     def _submit(
         self,
         lent: Sequence[device_memory.Lent],
         collective: device_memory.Collective,
         batch: Optional[tuple[str, int]],
-        like: Repeated,
         check: Optional[Callable[[_native.DeviceHandle], None]] = None,
     ) -> DeviceWork:
         named = None if batch is None else batch[0]
-        return device_memory.submit(lent, collective, self._membership.group, named, like, check)
-
-    def _like(self, name: str, signature: tuple[Any, ...]) -> Repeated:
-        if not self._comes_again(name):
-            return WAITED_FOR
-        if len(self._alike) >= _MOST_SIGNATURES:
-            self._alike.clear()
-        return self._alike.setdefault(signature, Like())
+        return device_memory.submit(lent, collective, self._membership.group, named, check)
 
 
 def _lend(

@@ -11,9 +11,10 @@ the next is reduced. So that traces show what it waits for, the thread waits for
 
 The same thread finishes an operation whose `Work` was dropped: its outputs are filled all the same.
 
-An operation on a GPU (`DeviceWork`) is *queued* by whoever waits first: his stream waits for it and fills the outputs,
-and the host goes on. Others have their streams wait for an event behind that. Its future is complete at once, with the
-streams of a future of torch's. What goes wrong is raised by a later call (`farandole.torch.run_ahead`).
+An operation on a GPU (`DeviceWork`) is *followed* by whoever waits first: when the ranks have queued it, his stream
+waits for it and fills the outputs, and the host goes on. Others have their streams wait for an event behind that. Its
+future is complete then, with the streams of a future of torch's. What goes wrong later is raised by a later call
+(`farandole.torch.run_ahead`).
 
 An operation that takes longer than its timeout ends the job's collectives with that cause on all ranks: its tensors are
 still in use, and the ranks no longer agree on what comes next. Those that nobody waits for are watched by a thread
@@ -92,6 +93,8 @@ class Work(_TorchWork):
         wrong. timeout: zero for the operation's own; another one has the host wait."""
         requests = self._requests
         if isinstance(requests, DeviceWork) and timeout <= timedelta(0) and requests.runs_ahead():
+            if not requests.is_queued_within(self._timeout.total_seconds()):
+                _abort(self._name, self._timeout)
             self._queue(requests)
         elif requests is not None:
             limit = timeout if timeout > timedelta(0) else self._timeout
@@ -160,10 +163,7 @@ class Work(_TorchWork):
                 return self._future
             requests = self._requests
             future = self._future = torch.futures.Future(devices=_devices_of(requests or self._queued))
-        if isinstance(requests, DeviceWork) and requests.runs_ahead():
-            with side_stream(requests.device):
-                self.complete_future()
-        elif requests is None or self._futures.is_this_thread():
+        if requests is None or self._futures.is_this_thread():
             # Called by what was to be done after another future (PowerSGD): nobody else would complete this one.
             self.complete_future()
         else:
@@ -186,13 +186,15 @@ class Work(_TorchWork):
     def complete_future(self) -> None:
         """For the thread that completes futures, and operations that nobody waits for."""
         try:
-            self.wait()
+            with side_stream(_device_of(self._requests or self._queued)):
+                self.wait()
         except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits for the future
             if self._future is not None:
                 self._future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the wrong type here.
         else:
             if self._future is not None:
-                self._future.set_result(self._tensors)
+                with side_stream(_device_of(self._queued)):
+                    self._future.set_result(self._tensors)
 
     def _settle(self, requests: staging.RequestWork) -> None:
         """Finishes the operation, whose requests are done or about to fail. Once, whichever thread comes first."""
@@ -213,19 +215,24 @@ class Work(_TorchWork):
             self._requests = self._finish = None
 
 
+def _device_of(requests: Any) -> Optional[torch.device]:
+    """The GPU that an operation is carried out on."""
+    return requests.device if isinstance(requests, DeviceWork) and requests.device.type == "cuda" else None
+
+
 def _devices_of(requests: Any) -> Optional[list[Union[int, str, torch.device]]]:
     """Where the streams are that a future of the results has to do with."""
-    on_gpu = isinstance(requests, DeviceWork) and requests.device.type == "cuda"
-    return [requests.device] if on_gpu else None
+    device = _device_of(requests)
+    return None if device is None else [device]
 
 
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 """For what completes futures, on each device. Filled under the interpreter's lock."""
 
 
-def side_stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def side_stream(device: Optional[torch.device]) -> contextlib.AbstractContextManager[Any]:
     """Within it, the current stream is one that holds nobody up who does not wait for the future."""
-    if device.type != "cuda":
+    if device is None or device.type != "cuda":
         return contextlib.nullcontext()
     stream = _side_streams.get(device)
     if stream is None:
