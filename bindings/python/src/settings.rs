@@ -6,6 +6,8 @@ use farandole::settings::{self, Setting};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 
+use crate::records::wants_device_times;
+
 fn find(name: &str) -> PyResult<&'static Setting> {
     settings::find(name).ok_or_else(|| PyKeyError::new_err(format!("there is no setting {name}")))
 }
@@ -24,9 +26,14 @@ pub(crate) fn switch_setting(name: &str) -> PyResult<bool> {
     Ok(setting.read(|variable| std::env::var(variable).ok()).unwrap_or_else(|_| setting.default_value()))
 }
 
-/// Whether the host goes on when collectives in device memory are queued. Read once.
+/// Whether the host goes on when collectives in device memory are queued. While a trace is kept it waits for them
+/// unless the user wants it otherwise: what ranks are late for is known only when hosts see data come.
 #[pyfunction]
 pub(crate) fn runs_ahead() -> bool {
-    static RUNS_AHEAD: OnceLock<bool> = OnceLock::new();
-    *RUNS_AHEAD.get_or_init(|| switch_setting(settings::ASYNC_COMPLETION.name).unwrap_or(true))
+    static RUNS_AHEAD: OnceLock<Option<bool>> = OnceLock::new();
+    let read = || {
+        let setting = settings::ASYNC_COMPLETION;
+        setting.read(|variable| std::env::var(variable).ok()).unwrap_or_else(|_| setting.default_value())
+    };
+    RUNS_AHEAD.get_or_init(read).unwrap_or_else(|| !wants_device_times())
 }

@@ -41,6 +41,8 @@ pub struct Info {
     pub memory_bytes: u64,
     /// The version of the driver, as it is written: 13.0.
     pub driver: String,
+    /// Whether kernels of several processes run at the same time (MPS); otherwise the processes take turns.
+    pub runs_processes_at_once: bool,
 }
 
 /// See the module's text. Clones are the same device.

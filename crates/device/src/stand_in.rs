@@ -64,6 +64,7 @@ impl StandIn {
             name: "host memory in the place of a device".to_owned(),
             memory_bytes: u64::MAX,
             driver: "none".to_owned(),
+            runs_processes_at_once: true,
         };
         StandIn { info, numbers: AtomicU64::new(1), mapped: Mutex::default() }
     }

@@ -501,10 +501,11 @@ pub const PHASES: Setting = Setting::does(
 pub const ASYNC_COMPLETION: Setting = Setting::does(
     "FARANDOLE_ASYNC_COMPLETION",
     Reader::Python,
-    Kind::Switch,
-    "1",
+    Kind::SwitchOrAuto,
+    "auto",
     "Whether waiting for an operation in device memory (`synchronize`, `step`) ends when the ranks have queued it on \
-     their devices; the current stream waits for the result. 0: when the result is there.",
+     their devices; the current stream waits for the result. `0`: when the result is there; `1`: when it is queued; \
+     `auto`: when it is queued, unless a trace is kept.",
 )
 .horovod("HOROVOD_ENABLE_ASYNC_COMPLETION");
 

@@ -355,7 +355,11 @@ def test_work_and_futures(groups):
     for group, ranks in groups:
         tensor = torch.ones(4)
         work = dist.all_reduce(tensor, group=group, async_op=True)
-        assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
+        assert work.wait()
+        if tensor.is_cuda:
+            # The stream waits; the host has gone on.
+            torch.cuda.synchronize()
+        assert work.is_completed() and work.is_success() and work.exception() is None
         assert work.result()[0] is tensor
         futures = [dist.all_reduce(torch.ones(2), group=group, async_op=True).get_future() for _ in range(5)]
         futures = [future.then(lambda done: done.value()[0] + 1) for future in futures]

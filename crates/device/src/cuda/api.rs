@@ -79,10 +79,12 @@ functions! {
     device_name(*mut c_char, c_int, CuDevice) = "cuDeviceGetName";
     device_uuid(*mut CuUuid, CuDevice) = "cuDeviceGetUuid_v2";
     device_total_mem(*mut usize, CuDevice) = "cuDeviceTotalMem_v2";
+    device_attribute(*mut c_int, c_int, CuDevice) = "cuDeviceGetAttribute";
     device_can_access_peer(*mut c_int, CuDevice, CuDevice) = "cuDeviceCanAccessPeer";
     primary_ctx_retain(*mut Context, CuDevice) = "cuDevicePrimaryCtxRetain";
     ctx_push(Context) = "cuCtxPushCurrent_v2";
     ctx_pop(*mut Context) = "cuCtxPopCurrent_v2";
+    exchange_capture_mode(*mut c_int) = "cuThreadExchangeStreamCaptureMode";
     mem_get_info(*mut usize, *mut usize) = "cuMemGetInfo_v2";
     mem_alloc(*mut Pointer, usize) = "cuMemAlloc_v2";
     mem_free(Pointer) = "cuMemFree_v2";

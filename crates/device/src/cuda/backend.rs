@@ -17,6 +17,8 @@ const TIMING: u32 = 0;
 const DISABLE_TIMING: u32 = 2;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
 const ENABLE_PEER_ACCESS: u32 = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: c_int = 2;
 /// The stream of calls that name none.
 const DEFAULT_STREAM: u64 = 0;
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for all contexts.
@@ -37,14 +39,33 @@ unsafe impl Send for Cuda {}
 // SAFETY: as above; nothing here is changed after opening.
 unsafe impl Sync for Cuda {}
 
-/// The context is current on this thread for as long as this lives.
-struct Current<'a>(&'a Api);
+/// The context is current on this thread for as long as this lives, and calls do not disturb a program that captures a
+/// graph: by default the driver lets the capture of one thread fail if another one looks at an event meanwhile.
+struct Current<'a> {
+    api: &'a Api,
+    /// The thread's own mode.
+    capture_mode: c_int,
+}
+
+impl Current<'_> {
+    fn enter(api: &Api, context: Context) -> Result<Current<'_>> {
+        // SAFETY: the context lives until the process ends.
+        api.check("cuCtxPushCurrent", unsafe { (api.ctx_push)(context) })?;
+        let mut capture_mode = RELAXED;
+        // SAFETY: reads and writes one number.
+        unsafe { (api.exchange_capture_mode)(&raw mut capture_mode) };
+        Ok(Current { api, capture_mode })
+    }
+}
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         let mut popped = ptr::null_mut();
-        // SAFETY: takes away what `enter` has pushed.
-        unsafe { (self.0.ctx_pop)(&raw mut popped) };
+        // SAFETY: gives the mode back, and takes away what `enter` has pushed.
+        unsafe {
+            (self.api.exchange_capture_mode)(&raw mut self.capture_mode);
+            (self.api.ctx_pop)(&raw mut popped);
+        }
     }
 }
 
@@ -54,18 +75,14 @@ impl Cuda {
         // SAFETY: writes one handle. The context is kept until the process ends, as frameworks keep it.
         let code = unsafe { (api.primary_ctx_retain)(&raw mut context, info.ordinal as c_int) };
         api.check("cuDevicePrimaryCtxRetain", code)?;
-        // SAFETY: the context was just given to us.
-        api.check("cuCtxPushCurrent", unsafe { (api.ctx_push)(context) })?;
-        let current = Current(api);
+        let current = Current::enter(api, context)?;
         let kernels = Kernels::load(api)?;
         drop(current);
         Ok(Cuda { api, info, context, kernels })
     }
 
     fn enter(&self) -> Result<Current<'_>> {
-        // SAFETY: the context lives until the process ends.
-        self.api.check("cuCtxPushCurrent", unsafe { (self.api.ctx_push)(self.context) })?;
-        Ok(Current(self.api))
+        Current::enter(self.api, self.context)
     }
 
     fn event_with(&self, flags: u32) -> Result<u64> {

@@ -31,6 +31,9 @@ pub fn is_likely() -> bool {
     Path::new("/dev/nvidiactl").exists() || Path::new("/dev/dxg").exists()
 }
 
+/// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`: contexts of several processes are shared through MPS.
+const MPS_ENABLED: c_int = 133;
+
 /// The devices that this process may see.
 ///
 /// # Errors
@@ -84,6 +87,9 @@ fn describe(api: &Api, ordinal: c_int) -> Result<Info> {
         api.check("cuDeviceGetName", (api.device_name)(name.as_mut_ptr(), 255, device))?;
         api.check("cuDriverGetVersion", (api.driver_version)(&raw mut version))?;
     }
+    let mut is_mps = 0;
+    // SAFETY: writes one number. Drivers that do not know the attribute refuse, and write nothing.
+    let knows_mps = unsafe { (api.device_attribute)(&raw mut is_mps, MPS_ENABLED, device) } == 0;
     // SAFETY: the driver has written a string, and the last byte is still zero.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
     Ok(Info {
@@ -92,5 +98,6 @@ fn describe(api: &Api, ordinal: c_int) -> Result<Info> {
         name,
         memory_bytes: bytes as u64,
         driver: format!("{}.{}", version / 1000, version % 1000 / 10),
+        runs_processes_at_once: knows_mps && is_mps != 0,
     })
 }

@@ -92,6 +92,7 @@ impl Pretend {
             name: "pretended device".to_owned(),
             memory_bytes: u64::MAX,
             driver: "none".to_owned(),
+            runs_processes_at_once: true,
         };
         Pretend { info, faults, is_shareable: true, delay_looks, failed: Mutex::default() }
     }
@@ -100,6 +101,13 @@ impl Pretend {
     #[must_use]
     pub fn sharing(mut self, uuid: Uuid) -> Pretend {
         self.info.uuid = uuid;
+        self
+    }
+
+    /// One on which processes take turns.
+    #[must_use]
+    pub fn taking_turns(mut self) -> Pretend {
+        self.info.runs_processes_at_once = false;
         self
     }
 

@@ -8,6 +8,9 @@
 //! 3. if this rank works for a device: wait for all contributions, fold and copy, tell that it has settled;
 //! 4. wait until those that work have settled; copy back what was packed; record an event.
 //!
+//! Ranks that share a device without MPS take turns on it, and a stream that waits takes its turns, too: two ranks of a
+//! training program made a third of the images so. There the hosts order the steps, as for programs that wait.
+//!
 //! **Why nothing hangs.** Ranks queue buckets in the same order, each when all ranks have come to it, and a program's
 //! stream waits for an event only when the bucket before it is queued. Take the first bucket that does not end. Some
 //! rank has not queued it, or some rank's data never come. A rank that has come to a bucket queues it unless its driver
@@ -30,6 +33,13 @@ use super::stopwatch::Stopwatch;
 use super::tensors::Tensors;
 use super::trailing::Queued;
 use super::{DevicePlane, local, work};
+
+/// Whether devices order the steps of a bucket: all ranks let them, and none takes turns with another one.
+pub(super) fn is_possible(told: &[Told]) -> bool {
+    let device = |told: &Told| told.exports.first().map(|export| export.device);
+    let shares = |told_one: &Told| told.iter().filter(|other| device(other) == device(told_one)).count() > 1;
+    told.iter().all(|told| told.is_ordered && (told.at_once || !shares(told)))
+}
 
 /// What a rank queues.
 pub(super) struct Ordered<'a> {
@@ -92,5 +102,25 @@ impl Ordered<'_> {
             stopwatch.stop(stream, DeviceStep::Unpack)?;
         }
         Ok(Queued { event: stream.record()?, round, stopwatch, memory: Vec::new() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farandole_device::{Export, Uuid};
+
+    use super::*;
+
+    #[test]
+    fn ranks_that_take_turns_on_a_device_are_ordered_by_their_hosts() {
+        let told = |device: u8, at_once| {
+            let device = Uuid([device; 16]);
+            let export = Export { process: 7, device, allocation: 1, base: 0, bytes: 8, handle: [0; 64] };
+            Told { is_ordered: true, at_once, exports: vec![export], ..Told::default() }
+        };
+        assert!(is_possible(&[told(1, false), told(2, false)]), "each has its own");
+        assert!(is_possible(&[told(1, true), told(1, true)]));
+        assert!(!is_possible(&[told(1, false), told(2, true), told(1, false)]));
+        assert!(!is_possible(&[told(1, true), Told { is_ordered: false, ..told(2, true) }]));
     }
 }

@@ -10,8 +10,9 @@
 //! The *form* says which places follow: none (a rank that has joined has no tensors), the inputs, which the results
 //! replace, the input and output of each tensor, or one for all: where a fusion buffer begins in which they are packed
 //! ([`packed`]). Tensors without elements lie nowhere. Addresses are the teller's own. How large each tensor is follows
-//! from the bucket, so decoding is total, and whoever tells of memory beyond an allocation is named. One flag says that
-//! the devices may order the bucket's steps among themselves (`ordered`), as far as this rank goes.
+//! from the bucket, so decoding is total, and whoever tells of memory beyond an allocation is named. Flags say
+//! whether the devices may order the bucket's steps among themselves (`ordered`), as far as this rank goes, and whether
+//! its device runs kernels of several processes at once.
 
 use std::collections::HashMap;
 
@@ -29,6 +30,8 @@ const PLACE_BYTES: usize = 16;
 const NOWHERE: u64 = u64::MAX;
 /// Set beside the form by who lets devices order the steps.
 const ORDERED: u32 = 1 << 8;
+/// Set by whose device runs kernels of several processes at once.
+const AT_ONCE: u32 = 1 << 9;
 /// Where tensors begin in a fusion buffer, as frameworks' allocators place them.
 const PACKED_ALIGN_BYTES: u64 = 512;
 
@@ -50,6 +53,7 @@ enum Form {
 pub(super) struct Posting {
     form: Form,
     pub(super) is_ordered: bool,
+    pub(super) at_once: bool,
     exports: Vec<Export>,
     shard: Place,
     places: Vec<Place>,
@@ -76,6 +80,7 @@ impl EndBytes {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Told {
     pub(super) is_ordered: bool,
+    pub(super) at_once: bool,
     pub(super) exports: Vec<Export>,
     pub(super) shard: Place,
     /// For each tensor; none if the rank has joined.
@@ -115,6 +120,7 @@ impl Posting {
         Posting {
             form: Form::Packed,
             is_ordered: false,
+            at_once: false,
             exports: vec![export],
             shard: None,
             places: vec![Some((0, address))],
@@ -164,7 +170,8 @@ impl Posting {
             here.copy_from_slice(bytes);
             rest = after;
         };
-        let flags = if self.is_ordered { ORDERED } else { 0 };
+        let flags = [(self.is_ordered, ORDERED), (self.at_once, AT_ONCE)];
+        let flags: u32 = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum();
         put(&(self.form as u32 | flags).to_le_bytes());
         put(&(self.exports.len() as u32).to_le_bytes());
         self.exports.iter().for_each(|export| put(&export.encode()));
@@ -191,7 +198,8 @@ impl Told {
         };
         let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
         let (head, count) = (number(take(4)?), number(take(4)?) as usize);
-        let (form, is_ordered) = (head & !u64::from(ORDERED), head & u64::from(ORDERED) != 0);
+        let has = |flag: u32| head & u64::from(flag) != 0;
+        let (form, is_ordered, at_once) = (head & !u64::from(ORDERED | AT_ONCE), has(ORDERED), has(AT_ONCE));
         let mut exports = Vec::new();
         for _ in 0..count {
             let bytes = take(EXPORT_BYTES)?.try_into().map_err(|_| "half an export")?;
@@ -226,7 +234,7 @@ impl Told {
             }
             other => return Err(format!("a posting of the unknown form {other}")),
         }
-        Ok(Told { is_ordered, exports, shard, places })
+        Ok(Told { is_ordered, at_once, exports, shard, places })
     }
 }
 

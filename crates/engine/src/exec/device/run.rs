@@ -26,7 +26,7 @@ use farandole_transport::shm::Windows;
 use farandole_transport::{Error, Progress, Result};
 
 use super::in_flight::InFlight;
-use super::ordered::Ordered;
+use super::ordered::{self, Ordered};
 use super::posting::{EndBytes, Told};
 use super::sharing::{Shared, Sharing};
 use super::tensors::{Stretch, Tensors};
@@ -197,6 +197,7 @@ impl DeviceRun {
         let sharing = Sharing { tensors: &self.tensors, ends: &ends, replaces, shard, slot_bytes };
         self.shared = sharing.share(opened).map_err(|error| local("sharing device memory", error))?;
         self.shared.posting.is_ordered = is_ordered;
+        self.shared.posting.at_once = opened.device.info().runs_processes_at_once;
         if is_ordered {
             self.stage = Stage::Gather;
             return Ok(());
@@ -214,7 +215,7 @@ impl DeviceRun {
     /// Queues the whole bucket if all ranks let devices order its steps; otherwise what comes first. Says which.
     fn queue_ordered(&mut self, plane: &mut DevicePlane, windows: &mut Windows) -> Result<bool> {
         let told = self.told(windows)?;
-        let Some(ordinal) = self.tensors.ordinal.filter(|_| told.iter().all(|told| told.is_ordered)) else {
+        let Some(ordinal) = self.tensors.ordinal.filter(|_| ordered::is_possible(&told)) else {
             self.queue_load(plane)?;
             return Ok(false);
         };

@@ -98,7 +98,8 @@ mod tests {
     #[test]
     fn ranks_device_and_cause_are_named() {
         let (uuid, name) = (Uuid([1; 16]), "NVIDIA H200".to_owned());
-        let device = Info { ordinal: 0, uuid, name, memory_bytes: 1, driver: "13.0".into() };
+        let device =
+            Info { ordinal: 0, uuid, name, memory_bytes: 1, driver: "13.0".into(), runs_processes_at_once: false };
         let words = warning(&[Rank(0), Rank(3)], &device, 1);
         assert!(words.starts_with("ranks 0, 3 use the same GPU (NVIDIA H200, GPU-01010101-"), "{words}");
         assert!(words.contains("a GPU for each: is torch.cuda.set_device(hvd.local_rank())"), "{words}");
