@@ -333,7 +333,9 @@ pub const ELASTIC_TIMEOUT: Setting = Setting::does(
     "600",
     "How long an elastic job waits while it has fewer members than it needs, before it ends.",
 )
-.horovod("HOROVOD_ELASTIC_TIMEOUT");
+.horovod("HOROVOD_ELASTIC_TIMEOUT")
+.flag("elastic-timeout", "SECONDS")
+.key("elastic.timeout");
 
 /// `FARANDOLE_INTERFACE`.
 pub const INTERFACE: Setting = Setting::does(
