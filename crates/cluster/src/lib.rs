@@ -12,8 +12,8 @@
 //! - [`channel`]: encrypted messages between processes that hold the job's key.
 //!
 //! Invariants: the key is never on a command line. A process without the key learns nothing and changes nothing. Agents
-//! end their ranks when the launcher is gone. No process outlives its job, except grandchildren of a rank whose agent
-//! got SIGKILL. Watching a job changes nothing in it.
+//! end their ranks when the launcher is gone, unless the job is elastic. No process outlives its job, except
+//! grandchildren of a rank whose agent got SIGKILL. Watching a job changes nothing in it.
 //!
 //! Not here: tensor data (`farandole-transport`), and reading command lines (`farandole-cli`).
 
@@ -34,7 +34,7 @@ pub mod rendezvous;
 #[path = "../../../fuzz/seeds.rs"]
 mod seeds;
 
-pub use environment::{Environment, Launcher, RendezvousAccess};
+pub use environment::{ElasticMember, Environment, Launcher, RendezvousAccess};
 pub use error::{Error, Result};
 pub use failure_notice::{FailureKind, FailureNotice};
-pub use rendezvous::{Address, Lifeline, Rendezvous, Server};
+pub use rendezvous::{Address, Entry, Generation, Lifeline, Rendezvous, Server};

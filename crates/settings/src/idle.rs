@@ -45,7 +45,10 @@ pub(crate) const UNUSED: &[Setting] = &[
     none("HOROVOD_ENABLE_XLA_OPS", "it is not needed: XLA compiles collectives for the CPU without a switch"),
     none("HOROVOD_LOG_HIDE_TIME", TIME_WHY),
     none("HOROVOD_LOG_TIMESTAMP", TIME_WHY),
-    none("HOROVOD_ELASTIC_*", "elastic jobs are not available yet"),
+    none(
+        "HOROVOD_ELASTIC_*",
+        "elastic jobs are described by flags (`farandole run --help`); only the timeout is a variable",
+    ),
     none("HOROVOD_SPARK_*", "there is no support for Spark yet"),
     none("_HOROVOD_SECRET_KEY", "it is the secret of Horovod's own launcher; the key of a job is in FARANDOLE_KEY"),
 ];
@@ -88,6 +91,13 @@ pub(crate) const LAUNCHED: &[Setting] = &[
     internal("FARANDOLE_AGENT_PID", "The agent with which a rank ends."),
     internal("FARANDOLE_TASK_FD", "Descriptor of the function that `farandole.run` calls."),
     internal("FARANDOLE_RESULT_FD", "Descriptor for its result."),
+    internal(
+        "FARANDOLE_ELASTIC_MEMBER",
+        "Number of this process in an elastic job; no other process of the job has it.",
+    ),
+    internal("FARANDOLE_ELASTIC_MIN_NP", "With fewer members an elastic job waits."),
+    internal("FARANDOLE_ELASTIC_MAX_NP", "The most members of an elastic job; unset: any number."),
+    internal("FARANDOLE_RESTART", "How often `farandole run --restarts` has started the whole job again."),
     internal("FARANDOLE_TRAIN_NEWS", "Where ranks of `farandole train` tell the command how far they are."),
     internal("FARANDOLE_STUDY_*", "The point of the sweep, for commands that `farandole study` starts."),
     internal("HOROVOD_GLOO_RENDEZVOUS_ADDR", "With the port: tells jobs of `horovodrun` on one host apart."),

@@ -39,6 +39,7 @@ pub const SECTIONS: &[Section] = &[
             START_TIMEOUT,
             HEARTBEAT_TIMEOUT,
             GRACE,
+            ELASTIC_TIMEOUT,
             INTERFACE,
             ADDRESS,
             HOST,
@@ -324,6 +325,18 @@ pub const GRACE: Setting = Setting::does(
 )
 .flag("grace", "SECONDS");
 
+/// `FARANDOLE_ELASTIC_TIMEOUT`. Horovod's default: long enough for a cluster to bring another machine.
+pub const ELASTIC_TIMEOUT: Setting = Setting::does(
+    "FARANDOLE_ELASTIC_TIMEOUT",
+    Reader::LauncherAndRanks,
+    Kind::Seconds,
+    "600",
+    "How long an elastic job waits while it has fewer members than it needs, before it ends.",
+)
+.horovod("HOROVOD_ELASTIC_TIMEOUT")
+.flag("elastic-timeout", "SECONDS")
+.key("elastic.timeout");
+
 /// `FARANDOLE_INTERFACE`.
 pub const INTERFACE: Setting = Setting::does(
     "FARANDOLE_INTERFACE",
@@ -528,12 +541,13 @@ pub const COMMAND: Setting = Setting::does(
     "The command `farandole` that `farandole.run` starts; unset: beside the running Python, then on the path.",
 );
 
-/// `HOROVOD_ELASTIC`.
+/// `FARANDOLE_ELASTIC`.
 pub const ELASTIC: Setting = Setting::does(
-    "HOROVOD_ELASTIC",
-    Reader::Python,
+    "FARANDOLE_ELASTIC",
+    Reader::Ranks,
     Kind::Switch,
     "0",
-    "1: `DistributedOptimizer` submits gradients also where there is one rank. Elastic jobs themselves are not \
-     available.",
-);
+    "`farandole run` sets it for the members of an elastic job (docs/elastic.md). 1: `DistributedOptimizer` submits \
+     gradients also where there is one rank.",
+)
+.horovod("HOROVOD_ELASTIC");

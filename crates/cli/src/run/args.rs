@@ -13,13 +13,15 @@ use clap::{ArgAction, Args, ValueEnum};
 #[cfg(feature = "train")]
 use farandole_settings as settings;
 
+use super::elastic::ElasticArgs;
 use super::flags::SettingFlags;
 use super::horovod::Foreign;
 
 /// Start a command as the ranks of a job, on this machine or many.
 ///
 /// Every rank gets the variables that farandole::init() reads. All ranks live and die as one: when one fails the others
-/// are ended, the last line says which one, where and why, and the exit code is that of the first rank to fail. Other
+/// are ended, the last line says which one, where and why, and the exit code is that of the first rank to fail. Not so
+/// in an elastic job, which has one of the flags below "Elastic jobs": there a rank that fails is replaced. Other
 /// hosts are reached through ssh, with your configuration; neither secrets nor variables are ever on a command line.
 ///
 /// Flags stand before the command; what follows it belongs to it. Long flags may be written with one dash, as in -np.
@@ -35,6 +37,7 @@ use super::horovod::Foreign;
   farandole run -np 4 python train.py --epochs 90
   farandole run --ranks-per-gpu 2 --mps python train.py
   farandole run -H gpu1:4,gpu2:4 -x WANDB_API_KEY --output-filename logs python train.py
+  farandole run -np 8 --min-np 4 -H gpu1:4,gpu2:4 python train.py     (goes on with four ranks)
 
 The flags of horovodrun are understood; docs/run.md says which of them mean something else here."
 )]
@@ -161,6 +164,9 @@ pub(crate) struct LaunchArgs {
     /// Between hosts farandole speaks TCP anyway; this keeps NCCL off InfiniBand, too (NCCL_IB_DISABLE=1)
     #[arg(long, help_heading = REMOTE)]
     pub(super) tcp: bool,
+
+    #[command(flatten)]
+    pub(super) elastic: ElasticArgs,
 
     #[command(flatten)]
     pub(super) settings: SettingFlags,

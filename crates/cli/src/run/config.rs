@@ -23,19 +23,29 @@ const MOST_BYTES: u64 = 1 << 20;
 pub(super) enum Becomes {
     /// `--flag=value`.
     Value(&'static str),
+    /// `--flag first second …`, of a list, or of values with commas between.
+    Values(&'static str),
     /// The first flag where the key is true, the second where it is false.
     Switch(&'static str, &'static str),
     /// `--value`, for one of these values.
     Word(&'static [&'static str]),
 }
 
-use Becomes::{Switch, Value, Word};
+use Becomes::{Switch, Value, Values, Word};
 
 /// A key: its section (none for the first), its name, and what it becomes.
 pub(super) type Key = (&'static str, &'static str, Becomes);
 
-/// Keys that are no settings here.
-const FOREIGN_KEYS: &[Key] = &[
+/// Keys that are no settings here: Horovod's that have another answer, and flags that no variable stands for.
+const OTHER_KEYS: &[Key] = &[
+    ("elastic", "min_np", Value("min-np")),
+    ("elastic", "max_np", Value("max-np")),
+    ("elastic", "host_discovery_script", Value("host-discovery-script")),
+    ("elastic", "slots_per_host", Value("slots-per-host")),
+    ("elastic", "reset_limit", Value("reset-limit")),
+    ("elastic", "blacklist_cooldown_range", Values("blacklist-cooldown-range")),
+    ("elastic", "spares", Value("spares")),
+    ("elastic", "restarts", Value("restarts")),
     ("", "controller", Word(&["gloo", "mpi", "jsrun"])),
     ("params", "cycle_time_ms", Value("cycle-time-ms")),
     ("params", "hierarchical_allgather", Switch("hierarchical-allgather", "no-hierarchical-allgather")),
@@ -67,7 +77,7 @@ pub(super) fn keys() -> Vec<Key> {
             },
         ))
     });
-    FOREIGN_KEYS.iter().copied().chain(of_settings).collect()
+    OTHER_KEYS.iter().copied().chain(of_settings).collect()
 }
 
 /// The flags of a file; `settings` describes those that it may hold.
@@ -146,13 +156,18 @@ fn entries<'a, 'b>(file: &str, node: &'a MarkedYaml<'b>, what: &str) -> Result<V
     }
 }
 
-fn flag(at: &str, key: &str, value: &MarkedYaml<'_>, becomes: Becomes, settings: &Command) -> Result<Option<OsString>> {
+fn flag(at: &str, key: &str, value: &MarkedYaml<'_>, becomes: Becomes, settings: &Command) -> Result<Vec<OsString>> {
     if matches!(value.data, YamlData::Value(Scalar::Null)) {
-        return Ok(None);
+        return Ok(Vec::new());
+    }
+    if let Values(flag) = becomes {
+        let values = texts(value).with_context(|| format!("{at}: {key} holds a list of values, such as [10, 60]"))?;
+        let words = std::iter::once(format!("--{flag}")).chain(values).map(OsString::from);
+        return checked(at, key, words.collect(), settings);
     }
     let text = scalar_text(value).with_context(|| format!("{at}: {key} holds one value"))?;
     let flag = match becomes {
-        Value(flag) => format!("--{flag}={text}"),
+        Value(flag) | Values(flag) => format!("--{flag}={text}"),
         Switch(on, off) => match bool::parse(&text) {
             Some(true) => format!("--{on}"),
             Some(false) => format!("--{off}"),
@@ -164,13 +179,25 @@ fn flag(at: &str, key: &str, value: &MarkedYaml<'_>, becomes: Becomes, settings:
             format!("--{word}")
         }
     };
-    let flag = OsString::from(flag);
-    if let Err(error) = settings.clone().no_binary_name(true).try_get_matches_from([&flag]) {
+    checked(at, key, vec![flag.into()], settings)
+}
+
+/// The words, if they are a flag with fitting values.
+fn checked(at: &str, key: &str, words: Vec<OsString>, settings: &Command) -> Result<Vec<OsString>> {
+    if let Err(error) = settings.clone().no_binary_name(true).try_get_matches_from(&words) {
         let shown = error.to_string();
         let first = shown.lines().next().unwrap_or_default();
         bail!("{at}: {key}: {}", first.strip_prefix("error: ").unwrap_or(first));
     }
-    Ok(Some(flag))
+    Ok(words)
+}
+
+/// The values of a list, or of a text with commas.
+fn texts(node: &MarkedYaml<'_>) -> Option<Vec<String>> {
+    match &node.data {
+        YamlData::Sequence(list) => list.iter().map(scalar_text).collect(),
+        _ => Some(scalar_text(node)?.split(',').map(|part| part.trim().to_owned()).collect()),
+    }
 }
 
 fn scalar_text(node: &MarkedYaml<'_>) -> Option<String> {
@@ -207,6 +234,7 @@ mod tests {
         match (key, becomes) {
             ("level", _) => "INFO",
             ("wire_protection", _) => "encrypt",
+            (_, Values(_)) => "[7, 9]",
             (_, Value(_)) => "7",
             (_, Switch(..)) => "true",
             (_, Word(words)) => words[0],
@@ -220,11 +248,12 @@ mod tests {
             let text =
                 if section.is_empty() { format!("{key}: {value}") } else { format!("{section}:\n  {key}: {value}") };
             let expected = match becomes {
-                Value(flag) => format!("--{flag}={value}"),
-                Switch(on, _) => format!("--{on}"),
-                Word(_) => format!("--{value}"),
+                Value(flag) => vec![format!("--{flag}={value}")],
+                Values(flag) => vec![format!("--{flag}"), "7".to_owned(), "9".to_owned()],
+                Switch(on, _) => vec![format!("--{on}")],
+                Word(_) => vec![format!("--{value}")],
             };
-            assert_eq!(flags_of(&text), [expected], "{text}");
+            assert_eq!(flags_of(&text), expected, "{text}");
             if let Switch(_, off) = becomes {
                 assert_eq!(flags_of(&text.replace("true", "False")), [format!("--{off}")], "{text}");
             }
@@ -254,6 +283,14 @@ mod tests {
             ),
             ("params:\n  fusion_threshold_mb: -1", "c.yaml, line 2: params.fusion_threshold_mb: invalid value '-1'"),
             ("params:\n  fusion_threshold_mb: [1, 2]", "c.yaml, line 2: params.fusion_threshold_mb holds one value"),
+            (
+                "elastic:\n  blacklist_cooldown_range: 7",
+                "c.yaml, line 2: elastic.blacklist_cooldown_range: 2 values required",
+            ),
+            (
+                "elastic:\n  blacklist_cooldown_range: {}",
+                "line 2: elastic.blacklist_cooldown_range holds a list of values",
+            ),
             ("stall_check:\n  enabled: perhaps", "line 2: stall_check.enabled: 'perhaps' is not true or false"),
             ("controller: carrier-pigeon", "line 1: controller: 'carrier-pigeon' is none of gloo, mpi, jsrun"),
             ("logging:\n  level: LOUD", "line 2: logging.level: invalid value 'LOUD'"),

@@ -35,8 +35,6 @@ pub(super) struct ForeignFlag {
 
 use Answer::{Noted, NotedLike, Refused};
 
-const ELASTIC: &str =
-    "elastic jobs are not available yet; give a fixed number of ranks with -np, and hosts with -H or --hostfile";
 const AUTOTUNE: &str = "nothing is tuned while a job runs; set --fusion-threshold-mb yourself, or leave the default, \
                         and measure algorithms once with farandole calibrate";
 const MPI: &str =
@@ -48,10 +46,6 @@ const fn flag(long: &'static str, values: usize, answer: Answer) -> ForeignFlag 
 
 const fn switch(long: &'static str, unless: &'static str, answer: Answer) -> ForeignFlag {
     ForeignFlag { long, also: None, values: 0, unless: Some(unless), answer }
-}
-
-const fn also(long: &'static str, also: &'static str, answer: Answer) -> ForeignFlag {
-    ForeignFlag { long, also: Some(also), values: 1, unless: None, answer }
 }
 
 const fn stamp(long: &'static str, also: &'static str, unless: &'static str) -> ForeignFlag {
@@ -87,13 +81,6 @@ pub(super) const FLAGS: &[ForeignFlag] = &[
     flag("autotune-steps-per-sample", 1, NotedLike("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE")),
     flag("autotune-bayes-opt-max-samples", 1, NotedLike("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES")),
     flag("autotune-gaussian-process-noise", 1, NotedLike("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE")),
-    also("min-np", "min-num-proc", Refused(ELASTIC)),
-    also("max-np", "max-num-proc", Refused(ELASTIC)),
-    also("slots-per-host", "slots", Refused(ELASTIC)),
-    flag("elastic-timeout", 1, Refused(ELASTIC)),
-    flag("reset-limit", 1, Refused(ELASTIC)),
-    flag("blacklist-cooldown-range", 2, Refused(ELASTIC)),
-    flag("host-discovery-script", 1, Refused(ELASTIC)),
     flag("mpi", 0, Refused(MPI)),
     flag("jsrun", 0, Refused("farandole run reaches hosts through ssh; give them with -H or --hostfile")),
     flag("mpi-args", 1, Refused(MPI)),

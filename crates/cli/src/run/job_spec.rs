@@ -11,14 +11,14 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use farandole_cluster::launch::gpus::VisibleGpus;
 use farandole_cluster::launch::{
-    Alias, Colour, Gpus, HostSlots, JobPlacement, JobSpec, Mps, OutputOptions, Prefix, Ssh, TaskFiles, Timestamps,
-    Verbose, hostfile, hosts, variables,
+    Alias, Colour, ElasticSpec, Gpus, HostSlots, JobPlacement, JobSpec, Mps, OutputOptions, Prefix, Ssh, TaskFiles,
+    Timestamps, Verbose, hostfile, hosts, variables,
 };
-use farandole_cluster::live;
+use farandole_cluster::{environment, live};
 use farandole_settings as settings;
 
 use super::args::{ColourArg, LaunchArgs, RunArgs};
-use super::flags;
+use super::{elastic, flags};
 
 /// What the launcher sets for every rank itself; a user's value would make two ranks the same one.
 const LAUNCHERS_OWN: &[&str] = &[
@@ -35,12 +35,17 @@ const LAUNCHERS_OWN: &[&str] = &[
     settings::HOST.name,
     "FARANDOLE_TASK_FD",
     "FARANDOLE_RESULT_FD",
+    settings::ELASTIC.name,
+    environment::ELASTIC_MEMBER,
+    environment::ELASTIC_MIN_NP,
+    environment::ELASTIC_MAX_NP,
+    environment::RESTART,
 ];
 
 /// Makes the job spec of `farandole run`. `lookup` is this process's environment, `here` its directory.
 pub(super) fn job_spec(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>, here: &Path) -> Result<JobSpec> {
-    let placement = placement(args, &lookup)?;
-    let mut spec = job_spec_for(&args.launch, placement, args.command.clone(), lookup, here)?;
+    let places = places(args, &lookup, here)?;
+    let mut spec = job_spec_for(&args.launch, places, args.command.clone(), lookup, here)?;
     spec.gpus = Gpus { ranks_each: args.ranks_per_gpu, mps: if args.mps { Mps::OfTheJob } else { Mps::AsItIs } };
     if args.horovod {
         spec.alias = Alias::Horovod;
@@ -55,7 +60,7 @@ pub(super) fn job_spec(args: &RunArgs, lookup: impl Fn(&str) -> Option<OsString>
 /// Makes the job spec of any command.
 pub(super) fn job_spec_for(
     args: &LaunchArgs,
-    placement: JobPlacement,
+    (placement, elastic): Places,
     command: Vec<OsString>,
     lookup: impl Fn(&str) -> Option<OsString>,
     here: &Path,
@@ -63,6 +68,8 @@ pub(super) fn job_spec_for(
     let text = |variable: &'static str| lookup(variable).and_then(|value| value.into_string().ok());
     let working_dir = here.join(args.working_dir.as_deref().unwrap_or(here));
     let mut spec = JobSpec::new(placement, command, working_dir);
+    spec.elastic = elastic;
+    spec.restarts = args.elastic.restarts.unwrap_or(0);
     spec.start_timeout = args.settings.value(&settings::START_TIMEOUT, text)?;
     ensure!(!spec.start_timeout.is_zero(), "--start-timeout 0: no job starts in no time");
     spec.silence = args.settings.value(&settings::HEARTBEAT_TIMEOUT, text)?;
@@ -109,8 +116,11 @@ fn metrics(flag: Option<&str>, variable: Option<(&str, String)>) -> Result<Optio
     live::parse_address(&text).map(Some).map_err(|why| anyhow!("{from}: {why}"))
 }
 
+/// Where ranks run, and what the job is like if that may change.
+pub(super) type Places = (JobPlacement, Option<ElasticSpec>);
+
 /// Places for the ranks of `farandole run`: as many as were asked for, or as this host has GPUs.
-fn placement(args: &RunArgs, lookup: &impl Fn(&str) -> Option<OsString>) -> Result<JobPlacement> {
+fn places(args: &RunArgs, lookup: &impl Fn(&str) -> Option<OsString>, here: &Path) -> Result<Places> {
     let (launch, each) = (&args.launch, args.ranks_per_gpu);
     if let (Some(each), Some(hosts)) = (each, named_hosts(launch)?)
         && let Some(host) = hosts.iter().find(|host| host.slots < each as usize)
@@ -125,11 +135,20 @@ fn placement(args: &RunArgs, lookup: &impl Fn(&str) -> Option<OsString>) -> Resu
             2 * each
         );
     }
-    if let Some(placement) = asked_placement(launch)? {
-        return Ok(placement);
+    if let Some((placement, elastic)) = elastic::elastic(launch, here, lookup, || ranks_by_gpus(args, lookup))? {
+        ensure!(args.task.is_none(), "a function cannot be run as an elastic job; start a command with farandole run");
+        return Ok((placement, Some(elastic)));
     }
+    if let Some(placement) = asked_placement(launch)? {
+        return Ok((placement, None));
+    }
+    Ok((JobPlacement::here(ranks_by_gpus(args, lookup)?)?, None))
+}
+
+/// As many ranks as the GPUs of this host are for.
+fn ranks_by_gpus(args: &RunArgs, lookup: &impl Fn(&str) -> Option<OsString>) -> Result<usize> {
     let set = |name: &str| {
-        let set = launch.variables.iter().rev().filter_map(|word| word.to_str()?.split_once('='));
+        let set = args.launch.variables.iter().rev().filter_map(|word| word.to_str()?.split_once('='));
         set.clone().find(|(set, _)| *set == name).map(|(_, value)| value.into()).or_else(|| lookup(name))
     };
     let gpus = VisibleGpus::of_this_host(set, &mut || {});
@@ -138,11 +157,24 @@ fn placement(args: &RunArgs, lookup: &impl Fn(&str) -> Option<OsString>) -> Resu
         "how many ranks? Give -np 4, or hosts with slots, as in -H h1:2,h2:2; this host has {}",
         gpus.described()
     );
-    Ok(JobPlacement::here(gpus.count() * each.unwrap_or(1) as usize)?)
+    Ok(gpus.count() * args.ranks_per_gpu.unwrap_or(1) as usize)
 }
 
 /// Places for the ranks of any command, if the user has said how many there are to be.
-pub(super) fn asked_placement(args: &LaunchArgs) -> Result<Option<JobPlacement>> {
+#[cfg(feature = "train")]
+pub(super) fn asked_places(
+    args: &LaunchArgs,
+    lookup: &impl Fn(&str) -> Option<OsString>,
+    here: &Path,
+) -> Result<Option<Places>> {
+    let unknown = || Err(anyhow!("nothing says how many"));
+    if let Some((placement, elastic)) = elastic::elastic(args, here, lookup, unknown)? {
+        return Ok(Some((placement, Some(elastic))));
+    }
+    Ok(asked_placement(args)?.map(|placement| (placement, None)))
+}
+
+fn asked_placement(args: &LaunchArgs) -> Result<Option<JobPlacement>> {
     Ok(match (named_hosts(args)?, args.ranks) {
         (Some(hosts), ranks) => Some(JobPlacement::fill(hosts, ranks)?),
         (None, Some(ranks)) => Some(JobPlacement::here(ranks)?),

@@ -7,6 +7,7 @@
 
 mod args;
 mod config;
+mod elastic;
 mod flags;
 mod horovod;
 mod job_spec;
@@ -27,6 +28,7 @@ use farandole_cluster::launch::{self, JobSpec};
 use farandole_settings as settings;
 
 pub(crate) use args::{LaunchArgs, RunArgs};
+use elastic::ElasticArgs;
 use flags::SettingFlags;
 use horovod::Foreign;
 use spelling::Words;
@@ -71,8 +73,9 @@ fn start(args: &RunArgs) -> Result<ExitCode> {
 #[cfg(feature = "train")]
 pub(crate) fn job_spec_for(args: &LaunchArgs, command: Vec<OsString>) -> Result<JobSpec> {
     answer(args)?;
-    let placement = job_spec::asked_placement(args)?.context("how many ranks? Give -np 4")?;
-    job_spec::job_spec_for(args, placement, command, |variable| std::env::var_os(variable), &here()?)
+    let lookup = |variable: &str| std::env::var_os(variable);
+    let places = job_spec::asked_places(args, &lookup, &here()?)?.context("how many ranks? Give -np 4")?;
+    job_spec::job_spec_for(args, places, command, lookup, &here()?)
 }
 
 /// Runs the job, or shows its spec where the flags ask for that. Returns the exit code of the job.
@@ -115,5 +118,6 @@ fn flags() -> Command {
 
 /// The flags that a configuration file may hold.
 fn flags_of_files() -> Command {
-    Foreign::augment_args(SettingFlags::augment_args(Command::new("settings")))
+    let command = SettingFlags::augment_args(Command::new("settings"));
+    Foreign::augment_args(ElasticArgs::augment_args(command))
 }

@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 
-use farandole_cluster::launch::{Gpus, JobSpec, Mps, Verbose, variables};
+use farandole_cluster::launch::{ElasticSpec, Gpus, HostSource, JobSpec, Mps, Verbose, variables};
 use farandole_plan::Rank;
 
 use super::job_spec::shown_value;
@@ -60,6 +60,12 @@ fn settings(text: &mut String, spec: &JobSpec) {
     if spec.gpus != Gpus::default() {
         line(text, &format!("GPUs: {}", gpus(spec.gpus)));
     }
+    if let Some(elastic) = &spec.elastic {
+        line(text, &format!("elastic: {}", described(elastic)));
+    }
+    if spec.restarts > 0 {
+        line(text, &format!("restarts of the whole job: {}", spec.restarts));
+    }
     if !spec.network.is_empty() {
         line(text, &format!("networks: {}", spec.network.join(" ")));
     }
@@ -80,6 +86,19 @@ fn gpus(gpus: Gpus) -> String {
     });
     let mps = (gpus.mps == Mps::OfTheJob).then(|| "an MPS daemon of the job's own on each host".to_owned());
     each.into_iter().chain(mps).collect::<Vec<_>>().join("; ")
+}
+
+fn described(elastic: &ElasticSpec) -> String {
+    let most = elastic.max_np.map_or("any number of".to_owned(), |most| most.to_string());
+    let spares = if elastic.spares > 0 { format!(" and {}", count(elastic.spares, "spare")) } else { String::new() };
+    let hosts = match &elastic.source {
+        HostSource::Fixed => "the hosts above".to_owned(),
+        HostSource::Script { command, .. } => format!("hosts that {command} names"),
+        HostSource::File(path) => format!("hosts that {} names", path.display()),
+        HostSource::Slurm { nodes, .. } => format!("nodes of the Slurm allocation {nodes} that are up"),
+    };
+    let (least, timeout) = (elastic.min_np, elastic.timeout.as_secs_f64());
+    format!("{least} to {most} ranks{spares} on {hosts}; with fewer it waits {timeout} s")
 }
 
 /// A word as a shell would take it back.

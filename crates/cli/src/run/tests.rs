@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::FromArgMatches;
-use farandole_cluster::launch::{Colour, Gpus, JobSpec, Mps, Prefix, Timestamps, Verbose};
+use farandole_cluster::launch::{Colour, ElasticSpec, Gpus, HostSource, JobSpec, Mps, Prefix, Timestamps, Verbose};
 
 use super::*;
 
@@ -49,6 +49,11 @@ fn value_of(spec: &JobSpec, name: &str) -> Option<OsString> {
     spec.set.iter().rev().find(|(set, _)| set == name).map(|(_, value)| value.clone())
 }
 
+/// Whether a job is elastic, and so.
+fn elastic(spec: &JobSpec, holds: impl FnOnce(&ElasticSpec) -> bool) -> bool {
+    spec.elastic.as_ref().is_some_and(holds)
+}
+
 /// Every flag of horovodrun that is no information about the program itself, with a value, as a user would write it.
 const EVERY_FLAG: &[(&str, Outcome)] = &[
     ("-np 3", Outcome::JobSpec(|spec| spec.placement.size() == 3)),
@@ -81,15 +86,21 @@ const EVERY_FLAG: &[(&str, Outcome)] = &[
     ("--autotune-steps-per-sample 10", Noted("--autotune-steps-per-sample has no effect: ")),
     ("--autotune-bayes-opt-max-samples 20", Noted("--autotune-bayes-opt-max-samples has no effect: ")),
     ("--autotune-gaussian-process-noise 0.8", Noted("--autotune-gaussian-process-noise has no effect: ")),
-    ("--min-np 1", Refused("--min-np: elastic jobs are not available yet")),
-    ("--min-num-proc 1", Refused("elastic jobs are not available yet")),
-    ("--max-np 4", Refused("--max-np: elastic jobs are not available yet")),
-    ("--max-num-proc 4", Refused("elastic jobs are not available yet")),
-    ("--slots-per-host 2", Refused("--slots-per-host: elastic jobs are not available yet")),
-    ("--slots 2", Refused("elastic jobs are not available yet")),
-    ("--elastic-timeout 600", Refused("--elastic-timeout: elastic jobs are not available yet")),
-    ("--reset-limit 3", Refused("--reset-limit: elastic jobs are not available yet")),
-    ("--blacklist-cooldown-range 60 300", Refused("--blacklist-cooldown-range: elastic jobs are not available yet")),
+    ("--min-np 1", Outcome::JobSpec(|spec| elastic(spec, |elastic| elastic.min_np == 1))),
+    ("--min-num-proc 1", Outcome::JobSpec(|spec| elastic(spec, |elastic| elastic.min_np == 1))),
+    ("--max-np 4", Outcome::JobSpec(|spec| elastic(spec, |elastic| elastic.max_np == Some(4)))),
+    ("--max-num-proc 4", Outcome::JobSpec(|spec| elastic(spec, |elastic| elastic.max_np == Some(4)))),
+    ("--slots-per-host 2", Refused("--slots-per-host: is for hosts that --host-discovery-script names")),
+    ("--host-discovery-script='echo' --slots 2", Refused("it names no host")),
+    ("--elastic-timeout 60", Outcome::JobSpec(|spec| elastic(spec, |elastic| elastic.timeout.as_secs() == 60))),
+    ("--elastic-timeout 60", Sets("FARANDOLE_ELASTIC_TIMEOUT", "60")),
+    ("--reset-limit 3", Outcome::JobSpec(|spec| elastic(spec, |elastic| elastic.reset_limit == Some(3)))),
+    (
+        "--blacklist-cooldown-range 60 300",
+        Outcome::JobSpec(|spec| {
+            elastic(spec, |elastic| elastic.cool_down == Some((Duration::from_secs(60), Duration::from_secs(300))))
+        }),
+    ),
     ("--timeline-filename t.json", Sets("FARANDOLE_TIMELINE", "/here/t.json")),
     ("--timeline-filename DYNAMIC", Sets("FARANDOLE_TIMELINE", "DYNAMIC")),
     ("--timeline-mark-cycles", Sets("FARANDOLE_TIMELINE_MARK_CYCLES", "1")),
@@ -123,7 +134,10 @@ const EVERY_FLAG: &[(&str, Outcome)] = &[
     ("--hosts h1:1,h2:1", Outcome::JobSpec(|spec| spec.placement.hosts().len() == 2)),
     ("-hostfile /nowhere", Refused("reading the host file /nowhere")),
     ("--hostfile /nowhere", Refused("reading the host file /nowhere")),
-    ("--host-discovery-script s", Refused("--host-discovery-script: elastic jobs are not available yet")),
+    (
+        "--host-discovery-script /no/such/script",
+        Refused("--host-discovery-script /no/such/script failed (exit status: 127)"),
+    ),
     ("--gloo", Noted("--gloo has no effect: ")),
     ("--mpi", Refused("--mpi: farandole run starts ranks itself")),
     ("--jsrun", Refused("--jsrun: farandole run reaches hosts through ssh")),
@@ -425,4 +439,92 @@ fn interfaces_of_the_environment_count_where_no_flag_names_any() {
     let network = |words: &[&str]| spec_with(&[("HOROVOD_GLOO_IFACE", "eth0, eth1")], words).unwrap().0.network;
     assert_eq!(network(&["-np", "1", "a"]), ["eth0", "eth1"]);
     assert_eq!(network(&["-np", "1", "--network-interface", "ib0", "a"]), ["ib0"]);
+}
+
+/// An elastic job in short: members to found it, bounds, spares, and slots of all hosts.
+fn elastic_of(environment: &[(&str, &str)], words: &str) -> Result<(usize, usize, Option<usize>, usize, usize)> {
+    let words: Vec<&str> = words.split_whitespace().chain(["a"]).collect();
+    let (spec, _) = spec_with(environment, &words)?;
+    let elastic = spec.elastic.context("the job is not elastic")?;
+    let slots = elastic.hosts.iter().map(|host| host.slots).sum();
+    assert_eq!(spec.placement.size(), elastic.np.min(slots));
+    Ok((elastic.np, elastic.min_np, elastic.max_np, elastic.spares, slots))
+}
+
+#[test]
+fn bounds_of_an_elastic_job_follow_from_each_other() {
+    for (words, expected) in [
+        ("-np 4 --min-np 2", (4, 2, Some(4), 0, 4)),
+        ("-np 4 --min-np 2 --max-np 8", (4, 2, Some(8), 0, 8)),
+        ("-np 4 --reset-limit 3", (4, 4, Some(4), 0, 4)),
+        ("--min-np 2 --max-np 8", (8, 2, Some(8), 0, 8)),
+        ("--min-np 2", (2, 2, Some(2), 0, 2)),
+        ("-np 4 --spares 1", (4, 4, Some(4), 1, 5)),
+        ("-H h1:2,h2:4 --min-np 2", (6, 2, Some(6), 0, 6)),
+        ("-H h1:2,h2:4 --min-np 2 --spares 2", (4, 2, Some(4), 2, 6)),
+        ("-H h1:2,h2:4,h1:1 -np 3 --min-np 2 --max-np 5", (3, 2, Some(5), 0, 7)),
+    ] {
+        assert_eq!(elastic_of(&[], words).unwrap(), expected, "{words}");
+    }
+    let gpus = [("FARANDOLE_TEST_GPUS", "GPU-a,GPU-b,GPU-c")];
+    assert_eq!(elastic_of(&gpus, "--reset-limit 1").unwrap(), (3, 3, Some(3), 0, 3));
+    assert!(spec_of(&["-np", "2", "--restarts", "3", "a"]).elastic.is_none());
+    assert_eq!(spec_of(&["-np", "2", "--restarts", "3", "a"]).restarts, 3);
+    let spec = spec_with(&[("HOROVOD_ELASTIC_TIMEOUT", "7")], &["-np", "2", "a"]).unwrap().0;
+    assert!(spec.elastic.is_none(), "a variable makes no job elastic");
+    let spec = spec_with(&[("HOROVOD_ELASTIC_TIMEOUT", "7")], &["-np", "2", "--min-np", "1", "a"]).unwrap().0;
+    assert_eq!(spec.elastic.unwrap().timeout, Duration::from_secs(7));
+}
+
+#[test]
+fn contradictions_in_an_elastic_job_are_refused() {
+    for (words, explanation) in [
+        ("-np 2 --min-np 3", "--min-np 3: is more than --max-np 2"),
+        ("-np 2 --min-np 3 --max-np 4", "--min-np 3: is more than -np 2"),
+        ("-np 4 --max-np 2", "-np 4: is more than --max-np 2"),
+        ("-np 4 --min-np 0", "--min-np 0: a job without ranks"),
+        ("-np 4 -H h1:2,h2:1 --min-np 1", "-np 4: the hosts have 3 slots, 1 too few"),
+        ("-np 3 -H h1:2,h2:1 --spares 2", "-np 3 --spares 2: the hosts have 3 slots, 2 too few"),
+        ("-np 2 --blacklist-cooldown-range 9 3", "--blacklist-cooldown-range 9 3: the first number"),
+        ("-np 2 --blacklist-cooldown-range soon later", "expected a number of seconds"),
+        ("-H h1 --host-discovery-script s", "cannot be used with"),
+        ("-np 2 --min-np two", "invalid value 'two'"),
+        ("-H h1:2 --slots-per-host 2", "with -H and --hostfile each host has its own number"),
+        ("-np 2 --min-np 1 -x FARANDOLE_ELASTIC_MEMBER=1", "the launcher sets this itself"),
+    ] {
+        let error = format!("{:#}", elastic_of(&[], words).unwrap_err());
+        assert!(error.contains(explanation), "{words}: {error}");
+    }
+}
+
+#[test]
+fn hosts_of_an_elastic_job_come_from_a_script_a_file_or_slurm() {
+    let folder = farandole_testing::Folder::new();
+    let script = folder.join("hosts.sh");
+    fs::write(&script, "echo h1:2; echo h2\n").unwrap();
+    let command = format!("sh {}", script.display());
+    let words = ["--min-np", "2", "--slots-per-host", "3", "--host-discovery-script", &command, "a"];
+    let elastic = spec_of(&words).elastic.unwrap();
+    assert_eq!((elastic.np, elastic.min_np, elastic.max_np, elastic.hosts.len()), (5, 2, None, 2));
+    assert_eq!(elastic.source, HostSource::Script { command: command.clone(), slots_per_host: 3 });
+    // More ranks than there are slots by now: others may come.
+    let spec = spec_of(&["-np", "8", "--min-np", "2", "--host-discovery-script", &command, "a"]);
+    assert_eq!((spec.placement.size(), spec.elastic.unwrap().np), (3, 8));
+    let file = folder.join("hosts");
+    fs::write(&file, "h1 slots=2\n").unwrap();
+    let spec = spec_of(&["--min-np", "1", "--hostfile", file.to_str().unwrap(), "a"]);
+    assert_eq!(spec.elastic.unwrap().source, HostSource::File(file));
+    let shown = show::show(&spec_of(&words), []);
+    assert!(shown.contains("elastic: 2 to any number of ranks on hosts that sh "), "{shown}");
+}
+
+#[test]
+fn a_file_describes_elastic_jobs_as_well() {
+    let folder = farandole_testing::Folder::new();
+    let file = folder.join("run.yaml");
+    fs::write(&file, "elastic:\n  min_np: 2\n  timeout: 30\n  blacklist_cooldown_range: 10,60\n").unwrap();
+    let spec = spec_of(&["-np", "4", "--config-file", file.to_str().unwrap(), "a"]);
+    let elastic = spec.elastic.unwrap();
+    assert_eq!((elastic.min_np, elastic.timeout), (2, Duration::from_secs(30)));
+    assert_eq!(elastic.cool_down, Some((Duration::from_secs(10), Duration::from_secs(60))));
 }

@@ -14,6 +14,7 @@
 //! | `FARANDOLE_ADDRESS` | the addresses of this host at which other hosts reach it, separated by commas (default: the one on the way to the meeting) |
 //! | `FARANDOLE_INTERFACE` | the interfaces whose addresses these are, where none are given (also: `HOROVOD_GLOO_IFACE`) |
 //! | `FARANDOLE_HEARTBEAT_TIMEOUT` | after so many seconds of silence a rank is missed (default 5; 0: never) |
+//! | `FARANDOLE_ELASTIC`, `FARANDOLE_ELASTIC_*` | that the job is elastic, this process's number in it, and its bounds (`elastic`) |
 //! | `FARANDOLE_LOG_LEVEL` | `info` and finer: say on standard error who this process is (also: `HOROVOD_LOG_LEVEL`) |
 //!
 //! Without `FARANDOLE_RANK` the variables of other launchers are looked for; `launcher` says which, and in what order.
@@ -27,6 +28,7 @@
 //! needed (`rendezvous_access`).
 
 mod ancestor;
+mod elastic;
 mod hosts;
 mod key;
 mod launcher;
@@ -46,6 +48,7 @@ use farandole_plan::Rank;
 use farandole_settings as settings;
 use farandole_transport::{JobId, Key};
 
+pub use elastic::{ELASTIC_MAX_NP, ELASTIC_MEMBER, ELASTIC_MIN_NP, ElasticMember, RESTART};
 pub use launcher::{Launcher, RankPosition, StoreRank};
 pub use rendezvous_access::RendezvousAccess;
 
@@ -103,6 +106,9 @@ pub struct Environment {
     pub host: String,
     /// Where other hosts reach this one, if somebody has said so.
     pub addresses: Vec<IpAddr>,
+    /// Which member of an elastic job this process is, if it is one. Then rank and size only say how the job was meant
+    /// to begin.
+    pub elastic: Option<ElasticMember>,
 }
 
 /// Where the ranks of a job meet, who hosts the meeting, and what proves that a rank belongs to it.
@@ -165,8 +171,8 @@ impl Environment {
         let Some(launch) = launch else {
             let (rank, size) = (Rank(0), 1);
             let launcher = Launcher::Nobody;
-            let (local, cross, job, rendezvous) = (None, None, None, None);
-            return Ok(Environment { launcher, rank, size, local, cross, job, rendezvous, host, addresses });
+            let (local, cross, job, rendezvous, elastic) = (None, None, None, None, None);
+            return Ok(Environment { launcher, rank, size, local, cross, job, rendezvous, host, addresses, elastic });
         };
         let rendezvous = find_rendezvous(variables, &launch)?;
         let job = variables.text(JOB).map(|name| JobId::named(&name)).or_else(|| launch.job_id());
@@ -174,7 +180,8 @@ impl Environment {
             addresses = addresses_of_interfaces(variables)?;
         }
         let Launch { launcher, rank, size, local, cross, .. } = launch;
-        Ok(Environment { launcher, rank, size, local, cross, job, rendezvous, host, addresses })
+        let elastic = if launcher == Launcher::Farandole { ElasticMember::read(variables)? } else { None };
+        Ok(Environment { launcher, rank, size, local, cross, job, rendezvous, host, addresses, elastic })
     }
 
     /// Who this process is, in one line for logs.

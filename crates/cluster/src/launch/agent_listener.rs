@@ -53,19 +53,25 @@ impl AgentListener {
         if at.is_empty() || !spec.network.is_empty() {
             at = addresses::offered(&spec.network);
         }
-        let mut listeners = Vec::new();
-        for address in at {
-            let listener = TcpListener::bind(SocketAddr::new(address, 0))
-                .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-                .map_err(|error| Error::local(format!("listening at {address}"), error))?;
-            listeners.push(listener);
-        }
+        let listeners = at.into_iter().map(listen_at).collect::<Result<Vec<TcpListener>>>()?;
         if listeners.is_empty() {
             let none =
                 io::Error::new(io::ErrorKind::AddrNotAvailable, "this host has no address that others could call");
             return Err(Error::local("listening for agents", none));
         }
         Ok(AgentListener { listeners, callers: Vec::new() })
+    }
+
+    /// Listens where one more host can reach us, unless the user has said where.
+    pub(super) fn also_towards(&mut self, spec: &JobSpec, host: &str) -> Result<()> {
+        if !spec.network.is_empty() {
+            return Ok(());
+        }
+        let known: Vec<IpAddr> = self.addresses().iter().map(SocketAddr::ip).collect();
+        for address in address_towards(spec, host).filter(|address| !known.contains(address)) {
+            self.listeners.push(listen_at(address)?);
+        }
+        Ok(())
     }
 
     /// Where agents call.
@@ -110,6 +116,12 @@ impl AgentListener {
         }
         proved
     }
+}
+
+fn listen_at(address: IpAddr) -> Result<TcpListener> {
+    TcpListener::bind(SocketAddr::new(address, 0))
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+        .map_err(|error| Error::local(format!("listening at {address}"), error))
 }
 
 /// Our address on the way to a host, by asking the kernel's routes. Nothing is sent.

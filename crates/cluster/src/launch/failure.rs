@@ -64,6 +64,11 @@ pub(super) fn rank_name(rank: u32, host: &str, pid: Option<u32>) -> String {
     }
 }
 
+/// `member 3 on node-b (pid 4711)`.
+pub(super) fn member_name(member: u32, host: &str, pid: Option<u32>) -> String {
+    rank_name(member, host, pid).replacen("rank", "member", 1)
+}
+
 impl Failure {
     /// What all ranks are told.
     pub(crate) fn notice(&self) -> FailureNotice {
@@ -87,6 +92,31 @@ impl Failure {
             kind,
             text: self.to_string(),
         }
+    }
+
+    /// The same on a member of an elastic job: its number stands for the rank.
+    pub(crate) fn member_notice(&self) -> FailureNotice {
+        FailureNotice { rank: None, text: self.as_member(), ..self.notice() }
+    }
+
+    /// The words for a member of an elastic job.
+    pub(crate) fn as_member(&self) -> String {
+        let what = match &self.what {
+            What::AgentGone(how) => format!("was lost with the agent of its host: {how}"),
+            What::HostSilent(silence) => {
+                format!("was lost with its host, which was not heard of for {:.1} s", silence.as_secs_f64())
+            }
+            What::Stopped(..) | What::Silent(_) => {
+                let words = Failure { rank: None, ..self.clone() }.to_string();
+                return format!("{} {words}, and was ended", self.member());
+            }
+            _ => return self.to_string().replacen("rank", "member", 1),
+        };
+        format!("{} {what}", self.member())
+    }
+
+    fn member(&self) -> String {
+        member_name(self.rank.unwrap_or_default(), &self.host_name, self.pid)
     }
 
     /// The code that the launcher exits with.

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::elastic::discovery::HostSource;
 use super::placement::JobPlacement;
 
 /// A job to be started.
@@ -52,6 +53,34 @@ pub struct JobSpec {
     pub rendezvous_socket: Option<PathBuf>,
     /// Where metrics of the job are shown to whoever reaches that address; nowhere unless it is said.
     pub metrics: Option<SocketAddr>,
+    /// What the job is like if it is elastic. Then the placement only shows how it is meant to begin.
+    pub elastic: Option<ElasticSpec>,
+    /// How often the whole job is started again when it fails.
+    pub restarts: u32,
+}
+
+/// An elastic job: its members come and go while it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ElasticSpec {
+    /// The hosts with which it begins. Each name is there once.
+    pub hosts: Vec<HostSlots>,
+    /// Where other hosts come from.
+    pub source: HostSource,
+    /// How many members found the job, if there are so many: at least `min_np`.
+    pub np: usize,
+    /// With fewer members the job waits. At least one.
+    pub min_np: usize,
+    /// It never has more members, if there is a bound: at least `np`.
+    pub max_np: Option<usize>,
+    /// So many processes wait to take the place of members that are lost.
+    pub spares: usize,
+    /// How often its membership may change.
+    pub reset_limit: Option<u64>,
+    /// How long it waits below `min_np`.
+    pub timeout: Duration,
+    /// For how long hosts that fail are left alone, from and to. Unless it is said, the first failure of a host has no
+    /// consequence, and others have short ones.
+    pub cool_down: Option<(Duration, Duration)>,
 }
 
 /// Bytes for every rank, and a place for the bytes that each one answers with. What they mean is between whoever gives
@@ -123,6 +152,8 @@ impl JobSpec {
             gpus: Gpus::default(),
             rendezvous_socket: None,
             metrics: None,
+            elastic: None,
+            restarts: 0,
         }
     }
 }

@@ -1,17 +1,15 @@
 //! Drives a job: agents, their channels, the user's signals and the screen, in one loop.
 //!
-//! [`super::supervision`] decides; this module acts. The loop waits for everything at once, and it gives the
-//! supervision awake time. Writing to a slow terminal happens on the screen's own thread; while that lags, agents are
-//! not read.
+//! [`super::supervision`] decides, or [`super::elastic`]; this module acts. `agents` starts them, `starts` says what
+//! each is told to start. The loop waits for everything at once, and it gives the supervision awake time. Writing to a
+//! slow terminal happens on the screen's own thread; while that lags, agents are not read.
+
+mod agents;
+mod starts;
 
 use std::collections::VecDeque;
-use std::io::{IsTerminal, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::io::IsTerminal;
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use farandole_transport::{AwakeClock, Countdown, Key, ProcessState};
@@ -19,18 +17,19 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::agent::timespec;
 use super::agent_listener::{AgentListener, Caller};
-use super::bootstrap::Bootstrap;
-use super::job_spec::{Alias, Colour, JobSpec, Mps, Verbose};
+use super::elastic::discovery::Discovery;
+use super::job_spec::{Colour, JobSpec, Verbose};
 use super::live_publisher::LivePublisher;
-use super::message::{AgentReport, Directive, HowEnded, OutputStream, RankSlot, StartRanks, decode, encode};
-use super::output::{Lines, Painted, Screen, Tail, Writer};
+use super::message::{AgentReport, Directive, HowEnded, OutputStream, decode, encode};
+use super::output::{Painted, Screen, Writer};
+use super::overseer::Overseer;
+use super::process_tree;
 use super::results::{Results, Tasks};
 use super::signal::{ENDING, FOR_RANKS, SIGCHLD, Signals};
-use super::socket::Socket;
-use super::supervision::{Action, Settings, Supervision};
-use super::{process_tree, ssh, variables};
-use crate::channel::{ChannelPurpose, Polled, Received};
+use super::supervision::Action;
+use crate::channel::Received;
 use crate::error::{Error, Result};
+use agents::AgentHandle;
 
 /// Agents that have nothing left to do, and ssh behind them, get this long to end by themselves.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -39,56 +38,44 @@ const FAREWELL: Duration = Duration::from_secs(2);
 const MOST_TASK_BYTES: usize = 1 << 20;
 
 /// Starts the ranks of an order, looks after them until the last has ended, and returns the code to exit with. What the
-/// ranks write, and why the job failed if it did, has been shown by then.
+/// ranks write, and why the job failed if it did, has been shown by then. A job that failed is started again if the
+/// order says so.
 pub fn run(spec: JobSpec) -> Result<u8> {
-    let began = Instant::now();
     let mut heard = ENDING.to_vec();
     heard.extend(FOR_RANKS);
     heard.push(SIGCHLD);
-    let signals = Signals::hear(&heard)?;
+    let mut signals = Signals::hear(&heard)?;
     // Should the agent of this host be killed, its orphans are ours to end.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| Error::local("becoming the parent of orphans", error))?;
-    let task = task_of(&spec)?;
-    let key = Key::random().map_err(|error| Error::local("making a job key", std::io::Error::other(error)))?;
-    let writer = Writer::start(spec.output.drawer.clone())?;
-    let screen = Screen::new(spec.output.clone(), painted(spec.output.colour), spec.placement.size(), writer);
-    let settings = Settings {
-        hosts: spec.placement.hosts().iter().map(|host| host.name.clone()).collect(),
-        starts: starts(&spec, task.as_ref().map(|(task, _)| task.bytes())),
-        start_timeout: spec.start_timeout,
-        silence: spec.silence,
-        grace: spec.grace,
-    };
-    let live = LivePublisher::open(&spec)?;
-    let mut launcher = Launcher {
-        live,
-        supervision: Supervision::new(settings, began),
-        lines: Vec::new(),
-        agent_listener: None,
-        key,
-        signals,
-        screen,
-        held: VecDeque::new(),
-        finished: Finished::No,
-        task,
-        spec,
-    };
-    if let Some(address) = launcher.live.metrics() {
-        launcher.screen.say(&format!("metrics are at http://{address}/metrics"));
+    let mut restart = 0;
+    loop {
+        let ended = Launcher::start(spec.clone(), &mut signals, restart)?.serve();
+        if !ended.may_restart || restart >= spec.restarts {
+            return Ok(ended.code);
+        }
+        restart += 1;
     }
-    launcher.start_agents(began)?;
-    launcher.run(began);
-    Ok(launcher.farewell())
 }
 
-struct Launcher {
+/// How a job ended.
+struct Ended {
+    code: u8,
+    /// Whether it failed by itself.
+    may_restart: bool,
+}
+
+struct Launcher<'a> {
     spec: JobSpec,
-    supervision: Supervision,
+    /// How often the job has been started before.
+    restart: u32,
+    supervision: Box<dyn Overseer>,
     lines: Vec<AgentHandle>,
+    /// Looks for other hosts, for an elastic job.
+    discovery: Option<Discovery>,
     agent_listener: Option<AgentListener>,
     key: Key,
-    signals: Signals,
+    signals: &'a mut Signals,
     screen: Screen,
     /// OutputOptions that the screen had no room for.
     held: VecDeque<(u32, OutputStream, Vec<u8>)>,
@@ -110,88 +97,52 @@ enum Finished {
     Yes,
 }
 
-/// One agent: the process that we started for it, and the channel once there is one.
-#[derive(Default)]
-struct AgentHandle {
-    channel: Option<Polled<Socket>>,
-    child: Option<Child>,
-    /// What ssh and the agent itself say.
-    complaints: Option<(OwnedFd, Lines)>,
-    last_complaint: Tail,
-    /// How much of the task has been sent, once it is wanted.
-    fed_bytes: Option<u64>,
-}
-
-impl Launcher {
-    fn start_agents(&mut self, now: Instant) -> Result<()> {
-        let names: Vec<String> = self.spec.placement.hosts().iter().map(|host| host.name.clone()).collect();
-        let hosts = names.iter().enumerate();
-        let others: Vec<&str> =
-            hosts.filter(|(host, _)| !self.spec.placement.is_local(*host)).map(|(_, name)| name.as_str()).collect();
-        if !others.is_empty() {
-            self.agent_listener = Some(AgentListener::open(&self.spec, &others)?);
+impl Launcher<'_> {
+    fn start(spec: JobSpec, signals: &mut Signals, restart: u32) -> Result<Launcher<'_>> {
+        let began = Instant::now();
+        let task = starts::task_of(&spec)?;
+        let key = Key::random().map_err(|error| Error::local("making a job key", std::io::Error::other(error)))?;
+        let writer = Writer::start(spec.output.drawer.clone())?;
+        let screen = Screen::new(spec.output.clone(), painted(spec.output.colour), spec.placement.size(), writer);
+        let live = LivePublisher::open(&spec)?;
+        let task_bytes = task.as_ref().map(|(task, _)| task.bytes());
+        let supervision = starts::overseer(&spec, task_bytes, restart, began);
+        let elastic = spec.elastic.clone();
+        let discovery = elastic.map(|elastic| Discovery::start(elastic.source, elastic.hosts)).transpose();
+        let discovery = discovery.map_err(|error| Error::local("looking for hosts", error))?.flatten();
+        let mut launcher = Launcher {
+            live,
+            restart,
+            supervision,
+            lines: Vec::new(),
+            discovery,
+            agent_listener: None,
+            key,
+            signals,
+            screen,
+            held: VecDeque::new(),
+            finished: Finished::No,
+            task,
+            spec,
+        };
+        if restart > 0 {
+            let again = format!("the job is started again: restart {restart} of {}", launcher.spec.restarts);
+            launcher.screen.say(&again);
         }
-        let program = std::env::current_exe().map_err(|error| Error::local("finding this program's file", error))?;
-        for (host, name) in names.iter().enumerate() {
-            let line = if self.spec.placement.is_local(host) {
-                self.start_here(host, &program)?
-            } else {
-                self.start_there(host, name, &program)
-            };
-            self.lines.push(line);
-            if self.lines[host].child.is_none() {
-                let how = self.lines[host].last_complaint.last().unwrap_or("ssh cannot be started").to_owned();
-                self.supervision.agent_gone(host, how, now);
-            }
+        if let Some(address) = launcher.live.metrics() {
+            launcher.screen.say(&format!("metrics are at http://{address}/metrics"));
         }
-        Ok(())
+        if launcher.spec.elastic.is_none() {
+            launcher.start_agents(began)?;
+        }
+        Ok(launcher)
     }
 
-    /// The agent of this host talks through a pair of sockets that nobody else has.
-    fn start_here(&self, host: usize, program: &Path) -> Result<AgentHandle> {
-        let starting = |error| Error::local("starting the agent of this host", error);
-        let (mut ours, theirs) = UnixStream::pair().map_err(starting)?;
-        ours.write_all(&self.bootstrap(host, Vec::new()).to_bytes()).map_err(starting)?;
-        let mut command = Command::new(program);
-        // In a group of its own: Ctrl-C at the terminal is for the launcher to pass on.
-        command.arg("agent").stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).process_group(0);
-        let child = command.spawn().map_err(starting)?;
-        let channel = Polled::accept(Socket::from(ours), &self.key, ChannelPurpose::Agent).map_err(starting)?;
-        Ok(AgentHandle { channel: Some(channel), child: Some(child), ..AgentHandle::default() })
-    }
-
-    fn start_there(&self, host: usize, name: &str, program: &Path) -> AgentHandle {
-        let probe_addresses = self.agent_listener.as_ref().map_or(Vec::new(), AgentListener::addresses);
-        let mut line = AgentHandle::default();
-        let mut command = ssh::agent_command(&self.spec.ssh, name, program, self.spec.start_timeout);
-        let started = command.process_group(0).spawn().and_then(|mut child| {
-            if let Some(mut stdin) = child.stdin.take() {
-                stdin.write_all(&self.bootstrap(host, probe_addresses).to_bytes())?;
-                child.stdin = Some(stdin);
-            }
-            if let Some(stderr) = child.stderr.take() {
-                rustix::io::ioctl_fionbio(&stderr, true)?;
-                line.complaints = Some((stderr.into(), Lines::default()));
-            }
-            Ok(child)
-        });
-        match started {
-            Ok(child) => line.child = Some(child),
-            Err(error) => line.last_complaint.push(format!("ssh cannot be started: {error}").as_bytes()),
-        }
-        line
-    }
-
-    fn bootstrap(&self, host: usize, launcher: Vec<std::net::SocketAddr>) -> Bootstrap {
-        Bootstrap {
-            key: self.key.to_hex(),
-            host: host as u32,
-            hosts: self.spec.placement.hosts().len() as u32,
-            launcher,
-            silence_ms: millis(self.spec.silence),
-            patience_ms: millis(self.spec.start_timeout),
-            network: self.spec.network.clone(),
-        }
+    /// Drives the job until it is over.
+    fn serve(mut self) -> Ended {
+        self.run(Instant::now());
+        let may_restart = self.supervision.may_restart();
+        Ended { code: self.farewell(), may_restart }
     }
 
     fn run(&mut self, began: Instant) {
@@ -200,6 +151,7 @@ impl Launcher {
         while self.finished == Finished::No {
             let now = clock.look(Instant::now(), at_most);
             self.answer_callers(now);
+            self.hear_of_hosts(now);
             self.hear_signals(now);
             self.hear_complaints();
             self.listen(now);
@@ -209,7 +161,7 @@ impl Launcher {
             }
             self.excuse_stopped_agents(now);
             let until = self.supervision.tick(now);
-            self.act();
+            self.act(now);
             self.flush(now);
             at_most = until.saturating_duration_since(now);
             if self.finished == Finished::No {
@@ -223,12 +175,19 @@ impl Launcher {
         for Caller { host, channel, first } in agent_listener.answer(&self.key, now) {
             let host = host as usize;
             // Only an agent that is expected; an authenticated peer with a wrong host is dropped.
-            if host < self.lines.len() && self.lines[host].channel.is_none() && !self.spec.placement.is_local(host) {
+            let expected = |line: &AgentHandle| line.channel.is_none() && line.child.is_some() && !line.is_local;
+            if self.lines.get(host).is_some_and(expected) {
                 self.lines[host].channel = Some(channel);
                 if let Some(bytes) = first {
                     self.hear(host, &bytes, now);
                 }
             }
+        }
+    }
+
+    fn hear_of_hosts(&mut self, now: Instant) {
+        for found in self.discovery.iter().flat_map(|discovery| discovery.news.take()).collect::<Vec<_>>() {
+            self.supervision.hosts_changed(found, now);
         }
     }
 
@@ -253,7 +212,7 @@ impl Launcher {
     /// Shows what ssh and agents on other hosts say on their standard error.
     fn hear_complaints(&mut self) {
         let mut buffer = [0; 4096];
-        for (host, line) in self.lines.iter_mut().enumerate() {
+        for line in &mut self.lines {
             let Some((pipe, lines)) = &mut line.complaints else { continue };
             let mut heard = Vec::new();
             let closed = loop {
@@ -268,7 +227,7 @@ impl Launcher {
                 heard.extend(lines.finish());
                 line.complaints = None;
             }
-            let name = &self.spec.placement.hosts()[host].name;
+            let name = line.name.clone();
             for bytes in heard {
                 line.last_complaint.push(&bytes);
                 for text in String::from_utf8_lossy(&bytes).lines().filter(|text| !text.trim().is_empty()) {
@@ -336,14 +295,17 @@ impl Launcher {
     }
 
     fn tell_of(&mut self, host: usize, report: &AgentReport) {
-        let name = self.spec.placement.hosts()[host].name.clone();
+        let name = self.lines[host].name.clone();
+        let who = if self.spec.elastic.is_some() { "member" } else { "rank" };
         match report {
             AgentReport::Ready { pid, host_name, .. } => {
                 self.screen.say(&format!("the agent on {name} ({host_name}, pid {pid}) is there"));
             }
-            AgentReport::Started { rank, pid } => self.screen.say(&format!("rank {rank} runs on {name} (pid {pid})")),
+            AgentReport::Started { rank, pid } => {
+                self.screen.say(&format!("{who} {rank} runs on {name} (pid {pid})"));
+            }
             AgentReport::Ended { rank, how, after_us } => {
-                self.screen.say(&format!("rank {rank} on {name} {how} after {:.3} s", *after_us as f64 / 1e6));
+                self.screen.say(&format!("{who} {rank} on {name} {how} after {:.3} s", *after_us as f64 / 1e6));
             }
             _ => {}
         }
@@ -352,7 +314,7 @@ impl Launcher {
     /// The channel to an agent is gone. How its process ended says more, where it is our own child.
     fn lose(&mut self, host: usize, how: String, now: Instant) {
         self.lines[host].channel = None;
-        let how = if self.spec.placement.is_local(host) {
+        let how = if self.lines[host].is_local {
             let ended = self.lines[host].child.as_mut().and_then(|child| wait_a_moment(child, FAREWELL / 4));
             ended.map_or(how, |ended| format!("it {ended}"))
         } else {
@@ -383,13 +345,13 @@ impl Launcher {
     /// Agents of this host that are stopped are not held to their silence.
     fn excuse_stopped_agents(&mut self, now: Instant) {
         for (host, pid) in self.supervision.quiet_agents(now) {
-            if self.spec.placement.is_local(host) && ProcessState::of(pid) == ProcessState::Stopped {
+            if self.lines[host].is_local && ProcessState::of(pid) == ProcessState::Stopped {
                 self.supervision.agent_stopped(host, now);
             }
         }
     }
 
-    fn act(&mut self) {
+    fn act(&mut self, now: Instant) {
         while let Some(action) = self.supervision.next_action() {
             match action {
                 Action::Send(host, directive) => {
@@ -403,6 +365,17 @@ impl Launcher {
                 }
                 Action::Say(text) => self.screen.say(&text),
                 Action::Finish => self.finished = Finished::Yes,
+                Action::StartAgent(host, name) => self.start_agent(host, name, now),
+                Action::DropAgent(host) => self.drop_agent(host),
+                Action::StartMembers(host, wanted) => {
+                    let line = &mut self.lines[host];
+                    wanted.members.iter().for_each(|member| self.live.add(member.rank, &line.name));
+                    let start = starts::of_members(&self.spec, line.is_local, wanted, self.restart);
+                    if let Some(channel) = &mut line.channel {
+                        // A channel that is broken is noticed when it is read.
+                        let _ = channel.queue(&encode(&Directive::Start(Box::new(start))));
+                    }
+                }
             }
         }
     }
@@ -464,6 +437,7 @@ impl Launcher {
                 fds.push(PollFd::new(pipe, PollFlags::IN));
             }
         }
+        fds.extend(self.discovery.iter().map(|discovery| PollFd::new(&discovery.news, PollFlags::IN)));
         let others = self.agent_listener.iter().flat_map(AgentListener::fds).chain(self.signals.fds());
         fds.extend(others.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let mut left = at_most;
@@ -487,11 +461,13 @@ impl Launcher {
             }
         }
         self.screen.finish();
-        if let (Some((_, results)), Some(last)) = (&self.task, words.last())
+        let is_last = !self.supervision.may_restart() || self.restart >= self.spec.restarts;
+        if let (Some((_, results)), Some(last), true) = (&self.task, words.last(), is_last)
             && let Err(error) = results.fail(self.supervision.failed_rank(), last)
         {
             log::warn!("nobody will read why the job failed: {error}");
         }
+        self.discovery = None;
         // A closed channel sends an agent home.
         let children: Vec<Child> = self.lines.drain(..).filter_map(|line| line.child).collect();
         let deadline = Countdown::new(FAREWELL);
@@ -521,61 +497,6 @@ fn wait_a_moment(child: &mut Child, patience: Duration) -> Option<HowEnded> {
     }
 }
 
-/// What each host is told to start.
-fn starts(spec: &JobSpec, task_bytes: Option<u64>) -> Vec<StartRanks> {
-    let placement = &spec.placement;
-    let slot = |&rank: &farandole_plan::Rank| {
-        let place = placement.place(rank);
-        RankSlot {
-            rank: rank.0,
-            local_rank: place.local_rank as u32,
-            local_size: place.local_size as u32,
-            cross_rank: place.cross_rank as u32,
-            cross_size: place.cross_size as u32,
-        }
-    };
-    let start = |host: usize| {
-        // Ranks here inherit this environment; elsewhere they get what may travel.
-        let mut variables: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-        if !placement.is_local(host) {
-            let travelling = variables::travelling(&spec.pass, std::env::vars_os());
-            variables.extend(travelling.into_iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())));
-        }
-        variables.extend(spec.set.iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())));
-        StartRanks {
-            ranks: placement.ranks_on(host).iter().map(slot).collect(),
-            size: placement.size(),
-            command: spec.command.iter().map(|word| word.as_bytes().to_vec()).collect(),
-            working_dir: spec.working_dir.as_os_str().as_bytes().to_vec(),
-            variables,
-            addresses: Vec::new(),
-            silence_ms: millis(spec.silence),
-            task_bytes,
-            horovod: spec.alias == Alias::Horovod,
-            rendezvous_socket: spec.rendezvous_socket.as_ref().map(|path| path.as_os_str().as_bytes().to_vec()),
-            ranks_per_gpu: spec.gpus.ranks_each,
-            mps: spec.gpus.mps == Mps::OfTheJob,
-        }
-    };
-    (0..placement.hosts().len()).map(start).collect()
-}
-
-/// What an order with a task needs. Such a job belongs to a process that waits for its results, and ends with it.
-fn task_of(spec: &JobSpec) -> Result<Option<(Tasks, Results)>> {
-    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-    let Some(task) = &spec.task else { return Ok(None) };
-    set_parent_process_death_signal(Some(Signal::TERM))
-        .map_err(|error| Error::local("asking to be told when the caller ends", error))?;
-    // A caller that ended before we asked will not be missed by the kernel again. It need not be the parent: a script
-    // may stand between.
-    let is_parent = getppid().is_some_and(|parent| parent.as_raw_nonzero().get() as u32 == task.caller);
-    if !is_parent && !Path::new(&format!("/proc/{}", task.caller)).exists() {
-        return Err(Error::Refused { why: format!("process {}, which wanted the results, has ended", task.caller) });
-    }
-    let tasks = Tasks::open(task).map_err(|error| Error::local(format!("reading {}", task.file.display()), error))?;
-    Ok(Some((tasks, Results::into(&task.results))))
-}
-
 fn painted(colour: Colour) -> Painted {
     match colour {
         Colour::Always => Painted { stdout: true, stderr: true },
@@ -588,8 +509,4 @@ fn painted(colour: Colour) -> Painted {
             }
         }
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -51,6 +51,11 @@ impl LivePublisher {
         self.endpoint.as_ref()?.metrics()
     }
 
+    /// A member of an elastic job is about to be started.
+    pub(super) fn add(&self, member: u32, host: &str) {
+        self.state.add(member, host);
+    }
+
     /// Records what an agent reports of its ranks.
     pub(super) fn hear(&self, report: &AgentReport, now: Instant) {
         match report {

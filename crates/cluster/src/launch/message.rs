@@ -12,7 +12,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use serde::{Deserialize, Serialize};
 
 use super::connectivity::{Attempt, HostProbe};
-use crate::rendezvous::FailureNotice;
+use crate::rendezvous::{FailureNotice, Generation};
 
 /// From the launcher to an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,6 +46,25 @@ pub enum Directive {
     },
     /// The launcher is alive.
     Alive,
+    /// An elastic job begins with this generation.
+    Found(Generation),
+    /// Members of an elastic job on another host have entered this generation.
+    Learn(Generation),
+    /// Tell the members of an elastic job what has become of one of them on another host.
+    MemberLost {
+        /// Its number.
+        member: u32,
+        /// What.
+        #[serde(with = "failure_notice")]
+        notice: FailureNotice,
+    },
+    /// Ask one member of an elastic job to end, and end it if it has not after so many milliseconds.
+    EndMember {
+        /// Its number.
+        member: u32,
+        /// Between asking (SIGTERM) and ending (SIGKILL).
+        grace_ms: u64,
+    },
 }
 
 /// Everything that an agent needs to start its ranks.
@@ -75,9 +94,32 @@ pub struct StartRanks {
     pub ranks_per_gpu: Option<u32>,
     /// Whether ranks use their GPUs through an MPS daemon of the job's own.
     pub mps: bool,
+    /// What an elastic job is like. Its members are started by any number of such orders; the first one for a host
+    /// opens its rendezvous.
+    pub elastic: Option<ElasticStart>,
+    /// How often the whole job has been started before.
+    pub restart: u32,
+}
+
+/// What members of an elastic job are told besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ElasticStart {
+    /// With fewer members the job waits.
+    pub min_np: usize,
+    /// The job never has more members, if there is a bound.
+    pub max_np: Option<usize>,
+    /// How long it waits, in milliseconds.
+    pub timeout_ms: u64,
+    /// How many members this host has room for.
+    pub slots: u32,
 }
 
 impl StartRanks {
+    /// How many ranks this host may have at a time.
+    pub(super) fn room(&self) -> usize {
+        self.elastic.map_or(0, |elastic| elastic.slots as usize).max(self.ranks.len())
+    }
+
     /// The value that a variable has in ranks of this host.
     pub(super) fn variable(&self, name: &str) -> Option<OsString> {
         let set = self.variables.iter().rev().find(|(set, _)| set == name.as_bytes());
@@ -90,7 +132,8 @@ impl StartRanks {
     }
 }
 
-/// Where a rank sits.
+/// Where a rank sits. In an elastic job the number of a member stands for the rank, and its slot on the host for the
+/// local rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankSlot {
     /// Its number in the world.
@@ -229,6 +272,20 @@ pub enum AgentReport {
         /// The last that it wrote, if anything.
         words: Option<String>,
     },
+    /// A member of an elastic job has come to the rendezvous before the job began.
+    Entered {
+        /// Its number.
+        member: u32,
+        /// What the others are to know of it.
+        blob: Vec<u8>,
+    },
+    /// It has left again.
+    EntryWithdrawn {
+        /// Its number.
+        member: u32,
+    },
+    /// Members of an elastic job on this host have entered this generation.
+    Entering(Generation),
 }
 
 /// Where a rank wrote something.
@@ -352,6 +409,8 @@ mod tests {
             kind: FailureKind::Other,
             text: "rank 1 is gone".into(),
         };
+        let generation = Generation { number: 2, members: vec![(0, vec![1]), (9, Vec::new())] };
+        let lost = notice.clone();
         let slot = RankSlot { rank: 1, local_size: 2, ..RankSlot::default() };
         let start = StartRanks { ranks: vec![slot], size: 2, command: vec![b"true".to_vec()], ..StartRanks::default() };
         let probe = HostProbe { host: 1, address: "[fd00::1]:80".parse().unwrap() };
@@ -375,6 +434,11 @@ mod tests {
             ("refuse", encode(&Directive::Refuse(vec![1, 70_000]))),
             ("pronounce", encode(&Directive::Pronounce { notice, epoch: Some(3) })),
             ("end", encode(&Directive::End { grace_ms: 5000 })),
+            ("found", encode(&Directive::Found(generation.clone()))),
+            ("member_lost", encode(&Directive::MemberLost { member: 3, notice: lost })),
+            ("end_member", encode(&Directive::EndMember { member: 3, grace_ms: 0 })),
+            ("entered", encode(&AgentReport::Entered { member: 7, blob: vec![1] })),
+            ("entering", encode(&AgentReport::Entering(generation))),
             (
                 "ready",
                 encode(&AgentReport::Ready {
@@ -417,6 +481,8 @@ mod tests {
             rendezvous_socket: Some(b"/run/meeting".to_vec()),
             ranks_per_gpu: Some(2),
             mps: true,
+            elastic: Some(ElasticStart { min_np: 1, max_np: None, timeout_ms: 600_000, slots: 4 }),
+            restart: 2,
         };
         for directive in
             [Directive::Start(Box::new(start)), Directive::Everybody(vec![vec![1], vec![]]), Directive::Alive]

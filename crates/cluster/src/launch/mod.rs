@@ -7,8 +7,8 @@
 //! [`gpus`] what GPUs a host has.
 //!
 //! [`run`] runs the job of a spec. The *launcher* is the process that the user sees (`launcher` drives, `supervision`
-//! decides); it has one [`agent`] on every host, its own included, which starts that host's ranks, each through an
-//! [`exec_shim`]. Launcher and agents talk in the words of [`message`].
+//! decides, or `elastic` where members come and go); it has one [`agent`] on every host, its own included, which starts
+//! that host's ranks, each through an [`exec_shim`]. Launcher and agents talk in the words of [`message`].
 
 mod addresses;
 pub mod agent;
@@ -16,6 +16,7 @@ mod agent_listener;
 mod ask;
 mod bootstrap;
 pub mod connectivity;
+mod elastic;
 pub mod exec_shim;
 mod failure;
 pub mod gpus;
@@ -27,6 +28,7 @@ mod live_publisher;
 pub mod message;
 pub mod mps_control;
 mod output;
+mod overseer;
 pub mod placement;
 mod process_tree;
 mod results;
@@ -38,8 +40,10 @@ pub mod variables;
 
 pub use launcher::run;
 
+pub use elastic::discovery::HostSource;
 pub use job_spec::{
-    Alias, Colour, Drawer, Gpus, HostSlots, JobSpec, Mps, OutputOptions, Prefix, Ssh, TaskFiles, Timestamps, Verbose,
+    Alias, Colour, Drawer, ElasticSpec, Gpus, HostSlots, JobSpec, Mps, OutputOptions, Prefix, Ssh, TaskFiles,
+    Timestamps, Verbose,
 };
 pub use placement::{JobPlacement, RankPlacement};
 pub(crate) use socket::Socket;

@@ -102,7 +102,7 @@ impl JobPlacement {
 }
 
 /// One entry for each host: slots of the same name, or of several names of this host, add up.
-fn together(named: Vec<HostSlots>) -> Vec<HostSlots> {
+pub fn together(named: Vec<HostSlots>) -> Vec<HostSlots> {
     let mut hosts: Vec<HostSlots> = Vec::with_capacity(named.len());
     let mut index_of: HashMap<String, usize> = HashMap::new();
     for host in named.into_iter().filter(|host| host.slots > 0) {

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use super::connectivity::{Attempt, ReachMap};
 use super::failure::{Failure, What};
-use super::message::{AgentReport, Directive, HowEnded, OutputStream, StartRanks};
+use super::message::{AgentReport, Directive, HowEnded, OutputStream, RankSlot, StartRanks};
 use super::output::Tail;
 use crate::rendezvous::{FailureKind, FailureNotice};
 use gather::{Left, RendezvousGather};
@@ -68,6 +68,23 @@ pub(crate) enum Action {
     Say(String),
     /// The job is over.
     Finish,
+    /// Start the agent of a host of an elastic job, which may have had one before.
+    StartAgent(usize, String),
+    /// Close the channel to an agent; it is not heard any more.
+    DropAgent(usize),
+    /// Have members of an elastic job started on a host.
+    StartMembers(usize, MembersToStart),
+}
+
+/// Members of an elastic job for one host.
+#[derive(Debug, PartialEq)]
+pub(crate) struct MembersToStart {
+    /// Who, and in which slots.
+    pub(crate) members: Vec<RankSlot>,
+    /// How many slots the host has.
+    pub(crate) slots: usize,
+    /// Where others reach the host.
+    pub(crate) addresses: Vec<std::net::IpAddr>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -245,8 +262,13 @@ impl Supervision {
             AgentReport::MpsEnded { pid, how, words } => {
                 self.fail(host, None, What::MpsGone { pid, how, words }, now);
             }
-            // The driver keeps results itself, and publishes samples.
-            AgentReport::Result { .. } | AgentReport::Samples(_) | AgentReport::Alive => {}
+            // The driver keeps results itself, and publishes samples. This job is not elastic.
+            AgentReport::Result { .. }
+            | AgentReport::Samples(_)
+            | AgentReport::Alive
+            | AgentReport::Entered { .. }
+            | AgentReport::EntryWithdrawn { .. }
+            | AgentReport::Entering(_) => {}
         }
     }
 

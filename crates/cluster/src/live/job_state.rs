@@ -67,6 +67,14 @@ impl JobState {
         });
     }
 
+    /// A process with this number is about to be started on this host: a member of an elastic job.
+    pub fn add(&self, number: u32, host: &str) {
+        let mut ranks = self.ranks();
+        let count = ranks.len().max(number as usize + 1);
+        ranks.resize_with(count, Entry::default);
+        ranks[number as usize].host = host.to_owned();
+    }
+
     /// A signal has stopped it.
     pub fn stopped(&self, rank: u32) {
         self.change(rank, |entry| entry.stopped = true);

@@ -41,6 +41,17 @@ impl Arrivals {
         self.ranks.len()
     }
 
+    /// Why a process of this job is at the wrong place, if it is.
+    pub(super) fn refuses_job(&self, job: JobId) -> Option<String> {
+        let own = self.job;
+        (job != own).then(|| {
+            format!(
+                "this is job '{own}', and this process belongs to job '{job}': both jobs have the same key and were told \
+                 the same address"
+            )
+        })
+    }
+
     /// Admits a rank, or says why it is refused.
     pub(super) fn admit(
         &mut self,
@@ -49,12 +60,9 @@ impl Arrivals {
         believed_ranks: u32,
         arrived: Arrived,
     ) -> Result<(), String> {
-        let (world, own) = (self.world, self.job);
-        if job != own {
-            return Err(format!(
-                "this is job '{own}', and rank {rank} belongs to job '{job}': both jobs have the same key and were \
-                 told the same address"
-            ));
+        let world = self.world;
+        if let Some(why) = self.refuses_job(job) {
+            return Err(why.replace("this process", &format!("rank {rank}")));
         }
         if believed_ranks as usize != world {
             return Err(format!("rank {rank} believes in {believed_ranks} ranks, but the job has {world}"));

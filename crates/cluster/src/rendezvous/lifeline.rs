@@ -12,6 +12,10 @@
 //! **A server that is stopped is not lost** if its process is no rank: an agent that somebody has suspended together
 //! with its launcher goes on when it is continued, and until then the collectives do without it. Only a process of the
 //! same host can be seen to be stopped.
+//!
+//! **In an elastic job** nobody's end is the end of the job. The end of another member is told by its number, every
+//! time, to whoever asked ([`Lifeline::on_loss`]); that the server is gone is told to nobody, because the members go on
+//! without it. Only what the launcher says of the job as a whole is a failure.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +27,7 @@ use farandole_transport::{AwakeClock, ProcessState};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::address::Stream;
+use super::generation::Generation;
 use super::liveness::{host_name, words_for};
 use super::message::{Down, ServerProcess, Up};
 use crate::channel::{Polled, Received};
@@ -70,20 +75,41 @@ pub struct Lifeline {
 enum Command {
     Observe(Observer),
     Blame { peer: Option<Rank>, cause: String },
+    Tell(Generation),
     Leave,
+}
+
+/// What the end of the server means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bond {
+    /// The job has failed.
+    Job,
+    /// Nothing: the job is elastic.
+    Elastic,
 }
 
 /// Makes a sample of what the rank is doing, as bytes.
 type Observer = Box<dyn FnMut() -> Vec<u8> + Send>;
 
 type OnFailure = Box<dyn Fn(&FailureNotice) + Send>;
+type OnLoss = Box<dyn Fn(u64, &FailureNotice) + Send>;
 
 /// What was pronounced, and who wants to know.
 #[derive(Default)]
 struct News {
-    /// Locked by the lifeline's thread when a failure notice comes, and while callbacks run; by the rank when it asks
-    /// or adds a callback. A failure notice that comes before a callback is kept for it.
-    heard: Mutex<(Option<FailureNotice>, Vec<OnFailure>)>,
+    /// Locked by the lifeline's thread when a notice comes, and while callbacks run; by the rank when it asks or adds a
+    /// callback. A notice that comes before a callback is kept for it.
+    heard: Mutex<Heard>,
+}
+
+#[derive(Default)]
+struct Heard {
+    /// What has become of the job.
+    notice: Option<FailureNotice>,
+    on_failure: Vec<OnFailure>,
+    /// Members of an elastic job that have ended, in the order in which that was heard.
+    losses: Vec<(u64, FailureNotice)>,
+    on_loss: Vec<OnLoss>,
 }
 
 impl Lifeline {
@@ -92,6 +118,7 @@ impl Lifeline {
         server_process: ServerProcess,
         own_host: String,
         silence: Option<Duration>,
+        bond: Bond,
     ) -> Result<Lifeline> {
         let starting = |error| Error::local("starting a lifeline", error);
         let commands = Mailbox::new().map_err(starting)?;
@@ -104,6 +131,7 @@ impl Lifeline {
             server_process,
             own_host,
             silence,
+            bond,
             commands: commands_too,
             news: news_too,
             heard,
@@ -122,10 +150,26 @@ impl Lifeline {
     /// may be several who want to know.
     pub fn on_failure(&self, callback: impl Fn(&FailureNotice) + Send + 'static) {
         let mut heard = self.news.heard();
-        match &heard.0 {
+        match &heard.notice {
             Some(notice) => callback(notice),
-            None => heard.1.push(Box::new(callback)),
+            None => heard.on_failure.push(Box::new(callback)),
         }
+    }
+
+    /// Calls back for every member of an elastic job that has ended, with its number: on the lifeline's thread, and
+    /// here and now for those that have ended before. Kinds say how certain that is: a process that exited, was
+    /// signalled or is gone has ended; the processes of a host or an agent that is lost may run.
+    pub fn on_loss(&self, callback: impl Fn(u64, &FailureNotice) + Send + 'static) {
+        let mut heard = self.news.heard();
+        heard.losses.iter().for_each(|(member, notice)| callback(*member, notice));
+        heard.on_loss.push(Box::new(callback));
+    }
+
+    /// Tells the server, and through it the launcher, that this member of an elastic job has entered a generation: its
+    /// number, and its members in rank order with what each is reached by. Processes that are started later call those
+    /// of the latest. It is enough if one member tells, and no harm if all do.
+    pub fn tell_generation(&self, number: u64, members: Vec<(u64, Vec<u8>)>) {
+        self.commands.post(Command::Tell(Generation { number, members }));
     }
 
     /// Has the server told, once in a second, what this rank is doing: whatever `observer` says, which is called on the
@@ -136,7 +180,7 @@ impl Lifeline {
 
     /// What was pronounced, if anything was.
     pub fn notice(&self) -> Option<FailureNotice> {
-        self.news.heard().0.clone()
+        self.news.heard().notice.clone()
     }
 
     /// Reports that a collective of this rank has failed, and which peer it saw fail, so that the root cause can be
@@ -167,18 +211,27 @@ impl Drop for Lifeline {
 }
 
 impl News {
-    fn heard(&self) -> MutexGuard<'_, (Option<FailureNotice>, Vec<OnFailure>)> {
+    fn heard(&self) -> MutexGuard<'_, Heard> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The first notice counts.
     fn tell(&self, notice: FailureNotice) {
         let mut heard = self.heard();
-        if heard.0.is_some() {
+        if heard.notice.is_some() {
             return;
         }
-        heard.1.drain(..).for_each(|callback| callback(&notice));
-        heard.0 = Some(notice);
+        heard.on_failure.drain(..).for_each(|callback| callback(&notice));
+        heard.notice = Some(notice);
+    }
+
+    /// Of each member the first notice counts.
+    fn tell_of(&self, member: u64, notice: FailureNotice) {
+        let mut heard = self.heard();
+        if heard.losses.iter().all(|(lost, _)| *lost != member) {
+            heard.on_loss.iter().for_each(|callback| callback(member, &notice));
+            heard.losses.push((member, notice));
+        }
     }
 }
 
@@ -188,6 +241,7 @@ struct Watch {
     server_process: ServerProcess,
     own_host: String,
     silence: Option<Duration>,
+    bond: Bond,
     commands: Mailbox<Command>,
     news: Arc<News>,
     /// When the server was last heard.
@@ -227,7 +281,10 @@ impl Watch {
             }
             self.excuse_stopped_server(now);
             if self.silence.is_some_and(|silence| now.saturating_duration_since(self.heard) > silence) {
-                return self.news.tell(self.silent_server(now));
+                if self.bond == Bond::Job {
+                    return self.news.tell(self.silent_server(now));
+                }
+                self.heard = now;
             }
             if next_beat.is_some_and(|next| next <= now) {
                 // A server that is stopped for hours needs no more of them than it can take.
@@ -284,6 +341,9 @@ impl Watch {
                 Command::Blame { peer, cause } => {
                     let _ = self.channel.queue(&Up::Blame { peer, cause }.encode());
                 }
+                Command::Tell(generation) => {
+                    let _ = self.channel.queue(&Up::Generation(generation).encode());
+                }
                 Command::Leave => {
                     self.say_goodbye();
                     return After::Nothing;
@@ -300,6 +360,7 @@ impl Watch {
                     self.heard = now;
                     match Down::decode(&message) {
                         Some(Down::FailureNotice(notice)) => self.news.tell(notice),
+                        Some(Down::MemberLost { member, notice }) => self.news.tell_of(member, notice),
                         Some(Down::Look { rank, pid }) => {
                             let seen = Up::Seen { rank, state: ProcessState::of(pid) };
                             let _ = self.channel.queue(&seen.encode());
@@ -311,11 +372,11 @@ impl Watch {
                 }
                 Ok(Received::NothingYet) => return After::More,
                 Ok(Received::Closed) => {
-                    self.news.tell(self.lost_server("its connection was closed without a goodbye"));
+                    self.lose_server("its connection was closed without a goodbye");
                     return After::Nothing;
                 }
                 Err(error) => {
-                    self.news.tell(self.lost_server(&format!("its connection broke: {error}")));
+                    self.lose_server(&format!("its connection broke: {error}"));
                     return After::Nothing;
                 }
             }
@@ -323,9 +384,11 @@ impl Watch {
     }
 
     /// The server's process has closed the connection: it is gone, or it broke.
-    fn lost_server(&self, how: &str) -> FailureNotice {
+    fn lose_server(&self, how: &str) {
         let kind = if self.server_process.rank.is_some() { FailureKind::Gone } else { FailureKind::LauncherLost };
-        self.notice_on_server(kind).saying(how)
+        if self.bond == Bond::Job {
+            self.news.tell(self.notice_on_server(kind).saying(how));
+        }
     }
 
     /// The server has not answered for too long.

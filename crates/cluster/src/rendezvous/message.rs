@@ -3,6 +3,9 @@
 //! A visit is one [`Up::Arrival`] and one [`Down`] answer to it. A rank that stays says [`Up::Heartbeat`] now and then,
 //! is answered [`Down::Pulse`], sends a [`Up::Sample`] for live views, and leaves with [`Up::Goodbye`]; a server that
 //! closes in order says [`Down::Goodbye`]. Nothing else is ever acknowledged: the channel under it loses nothing.
+//!
+//! A process of an elastic job comes with [`Up::Enter`] and is answered [`Down::Founding`] or [`Down::Seeds`]; it says
+//! [`Up::Generation`] when it has entered one, and hears of others' ends by [`Down::MemberLost`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +13,7 @@ use std::time::Duration;
 use farandole_plan::Rank;
 use farandole_transport::{JobId, ProcessState};
 
+use super::generation::Generation;
 use crate::encoding::{Reader, put_bytes, put_option, put_text, put_u32, put_u64};
 use crate::failure_notice::FailureNotice;
 
@@ -31,6 +35,27 @@ pub(super) enum Up {
     Seen { rank: Rank, state: ProcessState },
     /// What it is doing, for live views, which decode the bytes.
     Sample(Vec<u8>),
+    /// A process of an elastic job has come, and stays.
+    Enter(Enter),
+    /// Whom does a candidate of an elastic job call?
+    AskSeeds { job: JobId, patience: Duration },
+    /// It has entered this generation.
+    Generation(Generation),
+}
+
+/// What a process of an elastic job says when it comes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Enter {
+    /// Which job it is of.
+    pub(super) job: JobId,
+    /// Its number.
+    pub(super) member: u64,
+    /// How long it will wait.
+    pub(super) patience: Duration,
+    /// That it stays, and as whom.
+    pub(super) stay: Stay,
+    /// What the others are to know of it.
+    pub(super) blob: Vec<u8>,
 }
 
 /// What a rank says when it comes.
@@ -79,6 +104,12 @@ pub(super) enum Down {
     Look { rank: Rank, pid: u32 },
     /// The server closes, and all is well.
     Goodbye,
+    /// An elastic job begins, and this process is in its first generation.
+    Founding { server_process: ServerProcess, generation: Generation },
+    /// An elastic job runs; these are the ones to call.
+    Seeds { server_process: ServerProcess, blobs: Vec<Vec<u8>> },
+    /// What has become of another member of an elastic job.
+    MemberLost { member: u64, notice: FailureNotice },
 }
 
 /// The process in which a server runs.
@@ -99,15 +130,7 @@ impl Up {
                 put_text(&mut bytes, job.as_str());
                 put_u32(&mut bytes, *ranks);
                 put_u64(&mut bytes, patience.as_millis() as u64);
-                match stay {
-                    Stay::No => bytes.push(0),
-                    Stay::Yes { silence, pid, host } => {
-                        bytes.push(1);
-                        put_option(&mut bytes, *silence, |bytes, silence| put_u64(bytes, silence.as_millis() as u64));
-                        put_u32(&mut bytes, *pid);
-                        put_text(&mut bytes, host);
-                    }
-                }
+                stay.put(&mut bytes);
                 put_bytes(&mut bytes, blob);
             }
             Up::Heartbeat => bytes.push(1),
@@ -130,6 +153,23 @@ impl Up {
                 bytes.push(5);
                 put_bytes(&mut bytes, sample);
             }
+            Up::Enter(Enter { job, member, patience, stay, blob }) => {
+                bytes.push(6);
+                put_text(&mut bytes, job.as_str());
+                put_u64(&mut bytes, *member);
+                put_u64(&mut bytes, patience.as_millis() as u64);
+                stay.put(&mut bytes);
+                put_bytes(&mut bytes, blob);
+            }
+            Up::AskSeeds { job, patience } => {
+                bytes.push(7);
+                put_text(&mut bytes, job.as_str());
+                put_u64(&mut bytes, patience.as_millis() as u64);
+            }
+            Up::Generation(generation) => {
+                bytes.push(8);
+                generation.put(&mut bytes);
+            }
         }
         bytes
     }
@@ -140,16 +180,8 @@ impl Up {
             0 => Up::Arrival(Arrival {
                 job: JobId::from_text(&reader.text()?)?,
                 ranks: reader.u32()?,
-                patience: Duration::from_millis(reader.u64()?).min(MOST_PATIENCE),
-                stay: match reader.byte()? {
-                    0 => Stay::No,
-                    1 => Stay::Yes {
-                        silence: reader.option(Reader::u64)?.map(|ms| Duration::from_millis(ms).min(MOST_PATIENCE)),
-                        pid: reader.u32()?,
-                        host: reader.text()?,
-                    },
-                    _ => return None,
-                },
+                patience: take_patience(&mut reader)?,
+                stay: Stay::take(&mut reader)?,
                 blob: reader.bytes()?.to_vec(),
             }),
             1 => Up::Heartbeat,
@@ -165,10 +197,71 @@ impl Up {
                 },
             },
             5 => Up::Sample(reader.bytes()?.to_vec()),
+            6 => Up::Enter(Enter {
+                job: JobId::from_text(&reader.text()?)?,
+                member: reader.u64()?,
+                patience: take_patience(&mut reader)?,
+                stay: Stay::take(&mut reader)?,
+                blob: reader.bytes()?.to_vec(),
+            }),
+            7 => Up::AskSeeds { job: JobId::from_text(&reader.text()?)?, patience: take_patience(&mut reader)? },
+            8 => Up::Generation(Generation::take(&mut reader)?),
             _ => return None,
         };
         reader.end(up)
     }
+}
+
+fn take_patience(reader: &mut Reader<'_>) -> Option<Duration> {
+    Some(Duration::from_millis(reader.u64()?).min(MOST_PATIENCE))
+}
+
+impl Stay {
+    fn put(&self, into: &mut Vec<u8>) {
+        match self {
+            Stay::No => into.push(0),
+            Stay::Yes { silence, pid, host } => {
+                into.push(1);
+                put_option(into, *silence, |into, silence| put_u64(into, silence.as_millis() as u64));
+                put_u32(into, *pid);
+                put_text(into, host);
+            }
+        }
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Option<Stay> {
+        Some(match reader.byte()? {
+            0 => Stay::No,
+            1 => Stay::Yes {
+                silence: reader.option(Reader::u64)?.map(|ms| Duration::from_millis(ms).min(MOST_PATIENCE)),
+                pid: reader.u32()?,
+                host: reader.text()?,
+            },
+            _ => return None,
+        })
+    }
+}
+
+impl ServerProcess {
+    fn put(&self, into: &mut Vec<u8>) {
+        put_option(into, self.rank, |into, rank| put_u32(into, rank.0));
+        put_u32(into, self.pid);
+        put_text(into, &self.host);
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Option<ServerProcess> {
+        let rank = reader.option(Reader::u32)?.map(Rank);
+        Some(ServerProcess { rank, pid: reader.u32()?, host: reader.text()? })
+    }
+}
+
+/// All blobs to the end.
+fn take_blobs(reader: &mut Reader<'_>) -> Option<Vec<Vec<u8>>> {
+    let mut blobs = Vec::new();
+    while !reader.is_empty() {
+        blobs.push(reader.bytes()?.to_vec());
+    }
+    Some(blobs)
 }
 
 impl Down {
@@ -177,9 +270,7 @@ impl Down {
         match self {
             Down::Everybody { server_process, blobs } => {
                 bytes.push(0);
-                put_option(&mut bytes, server_process.rank, |bytes, rank| put_u32(bytes, rank.0));
-                put_u32(&mut bytes, server_process.pid);
-                put_text(&mut bytes, &server_process.host);
+                server_process.put(&mut bytes);
                 blobs.iter().for_each(|blob| put_bytes(&mut bytes, blob));
             }
             Down::Missing(ranks) => {
@@ -201,6 +292,21 @@ impl Down {
                 put_u32(&mut bytes, *pid);
             }
             Down::Goodbye => bytes.push(6),
+            Down::Founding { server_process, generation } => {
+                bytes.push(7);
+                server_process.put(&mut bytes);
+                generation.put(&mut bytes);
+            }
+            Down::Seeds { server_process, blobs } => {
+                bytes.push(8);
+                server_process.put(&mut bytes);
+                blobs.iter().for_each(|blob| put_bytes(&mut bytes, blob));
+            }
+            Down::MemberLost { member, notice } => {
+                bytes.push(9);
+                put_u64(&mut bytes, *member);
+                put_bytes(&mut bytes, &notice.encode());
+            }
         }
         bytes
     }
@@ -209,13 +315,8 @@ impl Down {
         let mut reader = Reader::new(bytes);
         let down = match reader.byte()? {
             0 => {
-                let rank = reader.option(Reader::u32)?.map(Rank);
-                let server_process = ServerProcess { rank, pid: reader.u32()?, host: reader.text()? };
-                let mut blobs = Vec::new();
-                while !reader.is_empty() {
-                    blobs.push(reader.bytes()?.to_vec());
-                }
-                Down::Everybody { server_process, blobs: Arc::new(blobs) }
+                let server_process = ServerProcess::take(&mut reader)?;
+                Down::Everybody { server_process, blobs: Arc::new(take_blobs(&mut reader)?) }
             }
             1 => {
                 let mut ranks = Vec::new();
@@ -229,6 +330,15 @@ impl Down {
             4 => Down::FailureNotice(FailureNotice::decode(reader.bytes()?)?),
             5 => Down::Look { rank: Rank(reader.u32()?), pid: reader.u32()? },
             6 => Down::Goodbye,
+            7 => {
+                let server_process = ServerProcess::take(&mut reader)?;
+                Down::Founding { server_process, generation: Generation::take(&mut reader)? }
+            }
+            8 => {
+                let server_process = ServerProcess::take(&mut reader)?;
+                Down::Seeds { server_process, blobs: take_blobs(&mut reader)? }
+            }
+            9 => Down::MemberLost { member: reader.u64()?, notice: FailureNotice::decode(reader.bytes()?)? },
             _ => return None,
         };
         reader.end(down)
@@ -243,7 +353,8 @@ pub fn check_any_message(bytes: &[u8]) {
     if let Some(up) = Up::decode(bytes) {
         let again = up.encode();
         assert_eq!(again.len(), bytes.len(), "a message keeps its length");
-        assert!(matches!(up, Up::Arrival(_)) || again == bytes, "a message has one encoding");
+        let has_times = matches!(up, Up::Arrival(_) | Up::Enter(_) | Up::AskSeeds { .. });
+        assert!(has_times || again == bytes, "a message has one encoding");
         assert_eq!(Up::decode(&again), Some(up), "a message survives its own encoding");
     }
     if let Some(down) = Down::decode(bytes) {
@@ -266,6 +377,10 @@ mod tests {
     fn messages_of_the_corpus_decode_or_are_refused() {
         let server_process = ServerProcess { rank: Some(Rank(0)), pid: 77, host: "höst".into() };
         let silence = Some(Duration::from_secs(5));
+        let job = JobId::named("Slurm step 7.0");
+        let stay = Stay::Yes { silence, pid: 7, host: "höst".into() };
+        let enter = Up::Enter(Enter { job, member: 1 << 40, patience: Duration::from_secs(2), stay, blob: vec![5] });
+        let generation = Generation { number: 3, members: vec![(0, vec![1, 2]), (70_000, Vec::new())] };
         let made = [
             ("arrival", arrival(Stay::No).encode()),
             ("arrival_to_stay", arrival(Stay::Yes { silence, pid: 7, host: "höst".into() }).encode()),
@@ -274,15 +389,25 @@ mod tests {
             ("blame", Up::Blame { peer: Some(Rank(2)), cause: "connection reset".into() }.encode()),
             ("seen", Up::Seen { rank: Rank(2), state: ProcessState::Stopped }.encode()),
             ("sample", Up::Sample(vec![1, 2, 3]).encode()),
+            ("enter", enter.encode()),
+            ("ask_seeds", Up::AskSeeds { job, patience: Duration::from_secs(3) }.encode()),
+            ("generation", Up::Generation(generation.clone()).encode()),
             (
                 "everybody",
-                Down::Everybody { server_process, blobs: Arc::new(vec![vec![], vec![1], vec![2; 300]]) }.encode(),
+                Down::Everybody {
+                    server_process: server_process.clone(),
+                    blobs: Arc::new(vec![vec![], vec![1], vec![2; 300]]),
+                }
+                .encode(),
             ),
             ("missing", Down::Missing(vec![Rank(1), Rank(70_000)]).encode()),
             ("refused", Down::Refused("wegen Überfüllung".into()).encode()),
             ("pulse", Down::Pulse.encode()),
             ("failure_notice", Down::FailureNotice(FailureNotice::new(FailureKind::Stopped).on_rank(Rank(1))).encode()),
             ("look", Down::Look { rank: Rank(1), pid: 77 }.encode()),
+            ("founding", Down::Founding { server_process: server_process.clone(), generation }.encode()),
+            ("seeds", Down::Seeds { server_process: server_process.clone(), blobs: vec![vec![], vec![7]] }.encode()),
+            ("member_lost", Down::MemberLost { member: 9, notice: FailureNotice::new(FailureKind::Gone) }.encode()),
             ("endless_patience", [&[0, 1, 0, 0, 0, b'a'][..], &[0; 4], &[255; 8], &[0; 5]].concat()),
             ("arrival_without_a_job", [0; 22].to_vec()),
             ("longer_than_it_is", vec![2, 255, 255, 255, 255, 1]),
@@ -290,10 +415,10 @@ mod tests {
             ("no_text", vec![2, 1, 0, 0, 0, 255]),
             ("empty", Vec::new()),
         ];
-        for (name, bytes) in &made[..7] {
+        for (name, bytes) in &made[..10] {
             assert!(Up::decode(bytes).is_some(), "{name}");
         }
-        for (name, bytes) in &made[7..13] {
+        for (name, bytes) in &made[10..19] {
             assert!(Down::decode(bytes).is_some(), "{name}");
         }
         seeds::replay("rendezvous", &made, check_any_message);
@@ -301,7 +426,7 @@ mod tests {
 
     #[test]
     fn damaged_messages_are_nothing() {
-        for bytes in [&[][..], &[9], &[0; 15], &[0; 22], &[1, 1], &[3, 2], &[4, 0, 0, 0, 0, 9]] {
+        for bytes in [&[][..], &[9], &[0; 15], &[0; 22], &[1, 1], &[3, 2], &[4, 0, 0, 0, 0, 9], &[6, 0], &[8; 20]] {
             assert_eq!(Up::decode(bytes), None, "{bytes:?}");
         }
         for bytes in [&[][..], &[9], &[0, 1], &[0, 255, 255, 255, 255, 1], &[1, 0, 0], &[2, 255], &[3, 0], &[4, 0]] {

@@ -7,9 +7,13 @@
 //! with an error that names who did not come. What the messages say is not decided here.
 //!
 //! A visit costs a rank one message up and one down, however many ranks there are: the server gathers.
+//!
+//! Processes of an elastic job have numbers instead of ranks, and come and go while it runs: [`Rendezvous::enter`]. The
+//! owner of the servers says when the job begins ([`Server::found`]); whoever comes later is told whom to call.
 
 mod address;
 mod arrivals;
+mod generation;
 mod lifeline;
 mod liveness;
 mod message;
@@ -24,6 +28,7 @@ use farandole_plan::Rank;
 use farandole_transport::{Countdown, JobId, Key};
 
 pub use address::Address;
+pub use generation::{Entry, Generation};
 pub use lifeline::{HEARTBEAT_TIMEOUT, Lifeline, silence_from_lookup};
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -36,7 +41,8 @@ use crate::channel::{Channel, ChannelFault, ChannelPurpose};
 use crate::environment;
 use crate::error::{Error, Result};
 use address::Stream;
-use message::{Arrival, Down, ServerProcess, Stay, Up};
+use lifeline::Bond;
+use message::{Arrival, Down, Enter, ServerProcess, Stay, Up};
 
 /// Longest message of a rank: room for hundreds of addresses.
 pub const MOST_BLOB_BYTES: usize = 64 << 10;
@@ -49,6 +55,9 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What an answer needs besides the ranks' messages: who keeps the rendezvous, or a reason.
 const ANSWER_BYTES: usize = 4096;
+
+/// Longest answer to a process of an elastic job, whose size is not known beforehand: thousands of members.
+const MOST_ENTRY_BYTES: usize = 256 << 20;
 
 /// A rank's way to the meeting.
 #[derive(Clone, Debug)]
@@ -105,11 +114,51 @@ impl Rendezvous {
 
     /// The same, and keeps the connection: from now on either side notices when the other is gone.
     pub fn join(&self, rank: Rank, blob: &[u8], deadline: Instant) -> Result<(Vec<Vec<u8>>, Lifeline)> {
-        let stay = Stay::Yes { silence: self.silence, pid: std::process::id(), host: self.host.clone() };
-        let (channel, server_process, blobs) = self.meet(rank, blob, &stay, &Countdown::until(deadline))?;
+        let (channel, server_process, blobs) = self.meet(rank, blob, &self.stay(), &Countdown::until(deadline))?;
+        Ok((blobs, self.keep(channel, server_process, Bond::Job)?))
+    }
+
+    /// Comes as a process of an elastic job with this number, which no other process of the job ever has, and brings
+    /// what the others are to know of it. Waits, until the deadline, for the job to begin, or is told at once whom to
+    /// call if it has begun. Keeps the connection in either case.
+    ///
+    /// # Errors
+    /// If the deadline passes before the job begins, or the rendezvous cannot be reached or turns this process away.
+    pub fn enter(&self, member: u64, blob: &[u8], deadline: Instant) -> Result<(Entry, Lifeline)> {
+        let (job, stay, until) = (self.job, self.stay(), Countdown::until(deadline));
+        let (channel, reply) = self.call(member as u32, blob.len(), MOST_ENTRY_BYTES, &until, |patience| {
+            Up::Enter(Enter { job, member, patience, stay: stay.clone(), blob: blob.to_vec() })
+        })?;
+        let (server_process, entry) = match Down::decode(&reply) {
+            Some(Down::Founding { server_process, generation }) => (server_process, Entry::Founding(generation)),
+            Some(Down::Seeds { server_process, blobs }) => (server_process, Entry::Joining { seeds: blobs }),
+            other => return Err(turned_away(other)),
+        };
+        Ok((entry, self.keep(channel, server_process, Bond::Elastic)?))
+    }
+
+    /// Whom a candidate calls by now: what the members of the latest known generation have brought, in rank order.
+    /// Waits until there is one. For candidates whose first seeds are all gone.
+    ///
+    /// # Errors
+    /// As [`Rendezvous::enter`].
+    pub fn seeds(&self, member: u64, deadline: Instant) -> Result<Vec<Vec<u8>>> {
+        let job = self.job;
+        let ask = |patience| Up::AskSeeds { job, patience };
+        let (_, reply) = self.call(member as u32, 0, MOST_ENTRY_BYTES, &Countdown::until(deadline), ask)?;
+        match Down::decode(&reply) {
+            Some(Down::Seeds { blobs, .. }) => Ok(blobs),
+            other => Err(turned_away(other)),
+        }
+    }
+
+    fn stay(&self) -> Stay {
+        Stay::Yes { silence: self.silence, pid: std::process::id(), host: self.host.clone() }
+    }
+
+    fn keep(&self, channel: Channel<Stream>, server_process: ServerProcess, bond: Bond) -> Result<Lifeline> {
         let channel = channel.into_polled().map_err(|error| Error::local("keeping a lifeline", error))?;
-        let lifeline = Lifeline::start(channel, server_process, self.host.clone(), self.silence)?;
-        Ok((blobs, lifeline))
+        Lifeline::start(channel, server_process, self.host.clone(), self.silence, bond)
     }
 
     fn meet(
@@ -119,17 +168,33 @@ impl Rendezvous {
         stay: &Stay,
         deadline: &Countdown,
     ) -> Result<(Channel<Stream>, ServerProcess, Vec<Vec<u8>>)> {
-        if blob.len() > MOST_BLOB_BYTES {
-            return Err(Error::TooLong { bytes: blob.len(), most: MOST_BLOB_BYTES });
+        let began = Instant::now();
+        let most_bytes = self.ranks * (MOST_BLOB_BYTES + 4) + ANSWER_BYTES;
+        let (job, ranks) = (self.job, self.ranks as u32);
+        let arrive = |patience| Up::Arrival(Arrival { job, ranks, patience, stay: stay.clone(), blob: blob.to_vec() });
+        let (channel, reply) = self.call(rank.0, blob.len(), most_bytes, deadline, arrive)?;
+        let (server_process, blobs) = self.understand(&reply, began.elapsed())?;
+        Ok((channel, server_process, blobs))
+    }
+
+    /// Says something to the server, which is told how long this process will wait, and waits for the answer. Until the
+    /// deadline it calls again where nobody answers.
+    fn call(
+        &self,
+        caller: u32,
+        blob_bytes: usize,
+        most_bytes: usize,
+        deadline: &Countdown,
+        say: impl Fn(Duration) -> Up,
+    ) -> Result<(Channel<Stream>, Vec<u8>)> {
+        if blob_bytes > MOST_BLOB_BYTES {
+            return Err(Error::TooLong { bytes: blob_bytes, most: MOST_BLOB_BYTES });
         }
         let began = Instant::now();
         let mut pause = PAUSES.0;
         loop {
-            let error = match self.visit(rank, blob, stay, deadline) {
-                Ok((channel, reply)) => {
-                    let (server_process, blobs) = self.understand(&reply, began.elapsed())?;
-                    return Ok((channel, server_process, blobs));
-                }
+            let error = match self.visit(caller, most_bytes, &say, deadline) {
+                Ok(answered) => return Ok(answered),
                 Err(error) => error,
             };
             let at = self.address.to_string();
@@ -153,19 +218,17 @@ impl Rendezvous {
 
     fn visit(
         &self,
-        rank: Rank,
-        blob: &[u8],
-        stay: &Stay,
+        caller: u32,
+        most_bytes: usize,
+        say: &impl Fn(Duration) -> Up,
         deadline: &Countdown,
     ) -> io::Result<(Channel<Stream>, Vec<u8>)> {
         let patience = deadline.left();
         let stream = self.address.connect(patience)?;
         let answered = &Countdown::new(deadline.left() + ANSWER_PATIENCE);
-        let channel = Channel::connect(stream, &self.key, ChannelPurpose::Rendezvous, rank.0, answered)?;
-        let mut channel = channel.with_most_bytes(self.ranks * (MOST_BLOB_BYTES + 4) + ANSWER_BYTES);
-        let (job, ranks) = (self.job, self.ranks as u32);
-        let arrival = Arrival { job, ranks, patience, stay: stay.clone(), blob: blob.to_vec() };
-        channel.send(&Up::Arrival(arrival).encode(), answered)?;
+        let channel = Channel::connect(stream, &self.key, ChannelPurpose::Rendezvous, caller, answered)?;
+        let mut channel = channel.with_most_bytes(most_bytes);
+        channel.send(&say(patience).encode(), answered)?;
         match channel.receive(answered)? {
             Some(reply) => Ok((channel, reply)),
             None => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -178,10 +241,17 @@ impl Rendezvous {
                 Ok((server_process, Arc::try_unwrap(blobs).unwrap_or_else(|shared| shared.to_vec())))
             }
             Some(Down::Missing(ranks)) => Err(Error::Missing { ranks, waited }),
-            Some(Down::Refused(why)) => Err(Error::Refused { why }),
-            _ => {
-                Err(Error::Refused { why: "its answer has another form: install the same farandole everywhere".into() })
-            }
+            other => Err(turned_away(other)),
         }
+    }
+}
+
+/// Why an answer is not the one that was hoped for.
+fn turned_away(answer: Option<Down>) -> Error {
+    Error::Refused {
+        why: match answer {
+            Some(Down::Refused(why)) => why,
+            _ => "its answer has another form: install the same farandole everywhere".into(),
+        },
     }
 }

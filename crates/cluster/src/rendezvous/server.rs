@@ -2,7 +2,9 @@
 //!
 //! A [`Server`] serves all ranks of a job and decides everything itself ([`Server::serve`]), or those of one host and
 //! tells its owner what happens ([`Server::serve_part`]), who answers with [`Server::tell`], [`Server::refuse`] and
-//! [`Server::pronounce`]. All the work is done by one thread (`server_loop`); this handle sends it commands.
+//! [`Server::pronounce`]. In an elastic job the owner of each host's server ([`Server::serve_elastic`]) says when the
+//! job begins and who has ended, and the server tells whoever comes later whom to call. All the work is done by one
+//! thread (`server_loop`); this handle sends it commands.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +17,8 @@ use farandole_transport::{JobId, Key};
 
 use super::address::Address;
 use super::arrivals::Arrivals;
-use super::server_loop::{Rule, ServerLoop};
+use super::generation::Generation;
+use super::server_loop::{Rule, ServerLoop, Size};
 use crate::error::{Error, Result};
 use crate::failure_notice::FailureNotice;
 use crate::live::JobState;
@@ -88,6 +91,20 @@ pub enum RendezvousEvent {
         /// In the words of `farandole_trace::live`.
         sample: Vec<u8>,
     },
+    /// A process of an elastic job has come before the job began. It waits for [`Server::found`].
+    Entered {
+        /// Its number.
+        member: u64,
+        /// What the others are to know of it.
+        blob: Vec<u8>,
+    },
+    /// It does not wait any more.
+    EntryWithdrawn {
+        /// Its number.
+        member: u64,
+    },
+    /// A member of an elastic job has entered a generation that is later than what was known here.
+    Entering(Generation),
 }
 
 /// Whom the owner of a part is told by.
@@ -107,17 +124,24 @@ impl Server {
     /// bound to exactly the given address. Publishes what the ranks do in `state`.
     pub fn serve(at: &Address, job: JobId, ranks: usize, key: &Key, state: Arc<JobState>) -> Result<Server> {
         let arrivals = Arrivals::new(job, ranks, (0..ranks).map(Rank::from));
-        Server::start(at, arrivals, key, Rule::Whole(state))
+        Server::start(at, arrivals, key, Rule::Whole(state), Size::Fixed)
     }
 
     /// Hosts the part of a rendezvous to which the ranks `local` come, of `world` in all. `key` was made for their job
     /// alone. `on_event` is told what happens.
     pub fn serve_part(at: &Address, world: usize, local: &[Rank], key: &Key, on_event: OnEvent) -> Result<Server> {
         let arrivals = Arrivals::new(JobId::of_key(key), world, local.iter().copied());
-        Server::start(at, arrivals, key, Rule::Part(on_event))
+        Server::start(at, arrivals, key, Rule::Part(on_event), Size::Fixed)
     }
 
-    fn start(at: &Address, arrivals: Arrivals, key: &Key, rule: Rule) -> Result<Server> {
+    /// Hosts the part of an elastic job's rendezvous to which the processes of this host come, whoever they are. `key`
+    /// was made for their job alone. `on_event` is told what happens; numbers of members stand where ranks do.
+    pub fn serve_elastic(at: &Address, key: &Key, on_event: OnEvent) -> Result<Server> {
+        let arrivals = Arrivals::new(JobId::of_key(key), 0, std::iter::empty());
+        Server::start(at, arrivals, key, Rule::Part(on_event), Size::Elastic)
+    }
+
+    fn start(at: &Address, arrivals: Arrivals, key: &Key, rule: Rule, size: Size) -> Result<Server> {
         let listening = |error| Error::local(format!("listening at {at}"), error);
         let ranks = arrivals.expected();
         make_room(ranks as u64, || format!("a rendezvous of {ranks} ranks"))
@@ -125,7 +149,7 @@ impl Server {
         let (listener, address) = at.listen().map_err(listening)?;
         listener.set_nonblocking().map_err(listening)?;
         let commands = Mailbox::new().map_err(listening)?;
-        let server_loop = ServerLoop::new(listener, arrivals, key.clone(), rule, commands.clone());
+        let server_loop = ServerLoop::new(listener, arrivals, key.clone(), rule, size, commands.clone());
         let thread = std::thread::Builder::new()
             .name("rendezvous".into())
             .spawn(move || server_loop.run())
@@ -163,6 +187,21 @@ impl Server {
     pub fn pronounce_in(&self, epoch: u64, notice: &FailureNotice) {
         self.commands.post(Command::Pronounce(notice.clone(), Some(epoch)));
     }
+
+    /// An elastic job begins with this generation: who waits and is in it is told so, everybody else whom to call.
+    pub fn found(&self, generation: Generation) {
+        self.commands.post(Command::Found(generation));
+    }
+
+    /// A generation of the job that a member on another host has entered, for candidates on this one.
+    pub fn learn(&self, generation: Generation) {
+        self.commands.post(Command::Learn(generation));
+    }
+
+    /// Tells all other members on this host what has become of one of an elastic job.
+    pub fn lost(&self, member: u64, notice: &FailureNotice) {
+        self.commands.post(Command::Lost(member, notice.clone()));
+    }
 }
 
 impl fmt::Debug for Server {
@@ -196,5 +235,8 @@ pub(super) enum Command {
     Count,
     /// To everybody, or to those of one epoch.
     Pronounce(FailureNotice, Option<u64>),
+    Found(Generation),
+    Learn(Generation),
+    Lost(u64, FailureNotice),
     Close,
 }

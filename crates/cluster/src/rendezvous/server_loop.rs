@@ -11,21 +11,25 @@
 //! and 64 bytes; beyond [`MOST_HANDSHAKES`] the oldest one is dropped, so that a rank, which needs one round trip,
 //! gets in.
 
+mod elastic;
+mod silence;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::{AwakeClock, Key, ProcessState};
+use farandole_transport::{AwakeClock, Key};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::MOST_BLOB_BYTES;
 use super::address::{Listener, Stream};
 use super::arrivals::{Arrivals, Arrived, ConnectionId};
-use super::liveness::{Blame, Member, SilenceAction, host_name, judge};
+use super::generation::Generation;
+use super::liveness::{Blame, Member, host_name};
 use super::message::{Arrival, Down, ServerProcess, Stay, Up};
 use super::server::{Command, OnEvent, RendezvousEvent};
+use super::{MOST_BLOB_BYTES, MOST_ENTRY_BYTES};
 use crate::channel::{ChannelPurpose, Polled, Received};
 use crate::environment;
 use crate::failure_notice::{FailureKind, FailureNotice};
@@ -67,11 +71,23 @@ pub(super) enum Rule {
     Part(OnEvent),
 }
 
+/// Whether the job has a fixed size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Size {
+    /// Its ranks are known, and come together.
+    Fixed,
+    /// Its members come and go.
+    Elastic,
+}
+
 /// The state of the server's thread.
 pub(super) struct ServerLoop {
     listener: Listener,
     key: Key,
     rule: Rule,
+    size: Size,
+    /// The latest generation of an elastic job that was heard of.
+    generation: Option<Generation>,
     commands: Mailbox<Command>,
     server_process: ServerProcess,
     arrivals: Arrivals,
@@ -97,6 +113,10 @@ enum Stage {
     Handshake { until: Instant },
     /// It waits for the others.
     Waiting { rank: Rank, until: Instant, stay: Stay, overdue: Overdue },
+    /// A process of an elastic job waits for the job to begin.
+    Entering { member: u64, until: Instant, stay: Stay },
+    /// A candidate of an elastic job waits to be told whom to call.
+    Asking { until: Instant },
     /// It stays.
     Member(Member),
     /// It has been told the last thing.
@@ -117,6 +137,7 @@ impl ServerLoop {
         arrivals: Arrivals,
         key: Key,
         rule: Rule,
+        size: Size,
         commands: Mailbox<Command>,
     ) -> ServerLoop {
         let host = std::env::var(environment::HOST).unwrap_or_else(|_| environment::host_identity());
@@ -124,6 +145,8 @@ impl ServerLoop {
             listener,
             key,
             rule,
+            size,
+            generation: None,
             commands,
             server_process: ServerProcess { rank: None, pid: std::process::id(), host },
             arrivals,
@@ -189,8 +212,8 @@ impl ServerLoop {
 
     fn next_due(&self) -> Option<Instant> {
         let connections = self.connections.values().filter_map(|connection| match &connection.stage {
-            Stage::Handshake { until } | Stage::Waiting { until, .. } | Stage::Leaving { until } => Some(*until),
             Stage::Member(member) => member.due(),
+            other => other.until(),
         });
         let blame = self.blame.as_ref().map(|(due, _)| *due);
         connections.chain(blame).chain(self.accept_again).chain(self.closing).min()
@@ -222,7 +245,11 @@ impl ServerLoop {
 
     fn welcome(&mut self, stream: Stream, now: Instant) {
         let Ok(channel) = Polled::accept(stream, &self.key, ChannelPurpose::Rendezvous) else { return };
-        let channel = channel.with_most_bytes(MOST_BLOB_BYTES + ARRIVAL_BYTES);
+        let most_bytes = match self.size {
+            Size::Fixed => MOST_BLOB_BYTES + ARRIVAL_BYTES,
+            Size::Elastic => MOST_ENTRY_BYTES,
+        };
+        let channel = channel.with_most_bytes(most_bytes);
         let shaking = |connection: &&Connection| matches!(connection.stage, Stage::Handshake { .. });
         if self.connections.values().filter(shaking).count() >= MOST_HANDSHAKES {
             let oldest = self.connections.iter().find(|(_, connection)| shaking(connection)).map(|(id, _)| *id);
@@ -248,7 +275,10 @@ impl ServerLoop {
     fn hear(&mut self, id: ConnectionId, message: &[u8], now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         match (&mut connection.stage, Up::decode(message)) {
-            (Stage::Handshake { .. }, Some(Up::Arrival(arrival))) => self.arrive(id, arrival, now),
+            (Stage::Handshake { .. }, Some(Up::Arrival(arrival))) if self.size == Size::Fixed => {
+                self.arrive(id, arrival, now)
+            }
+            (Stage::Handshake { .. }, Some(up)) if self.size == Size::Elastic => self.greet(id, up, now),
             (Stage::Member(member), Some(up)) => {
                 member.hear(now);
                 let (rank, epoch) = (member.rank, member.epoch);
@@ -262,7 +292,8 @@ impl ServerLoop {
                     Up::Blame { peer, cause } => self.take_blame(Blame { by: rank, peer, cause }, epoch, now),
                     Up::Seen { rank: silent, state } => self.take_sight(silent, epoch, state, now),
                     Up::Sample(sample) => self.show(rank, sample, now),
-                    Up::Arrival(_) => {}
+                    Up::Generation(generation) => self.hear_generation(generation, now),
+                    Up::Arrival(_) | Up::Enter(_) | Up::AskSeeds { .. } => {}
                 }
             }
             (Stage::Leaving { .. }, _) => {}
@@ -334,9 +365,14 @@ impl ServerLoop {
             Command::Pronounce(notice, Some(epoch)) => self.pronounce(&notice, Some(epoch)),
             Command::Pronounce(notice, None) => {
                 self.turn_all_away(&Down::Refused(notice.to_string()), now);
+                self.turn_entrants_away(&notice.to_string(), now);
                 self.pronounce(&notice, None);
             }
+            Command::Found(generation) => self.found(generation, now),
+            Command::Learn(generation) => self.learn(generation, now),
+            Command::Lost(member, notice) => self.tell_of_loss(member, notice),
             Command::Close => {
+                self.turn_entrants_away("the job is over", now);
                 self.clear_the_table(now);
                 let members: Vec<ConnectionId> = self.members().map(|(id, _)| id).collect();
                 for id in members {
@@ -411,8 +447,8 @@ impl ServerLoop {
             .connections
             .iter()
             .filter(|(_, connection)| match &connection.stage {
-                Stage::Handshake { until } | Stage::Waiting { until, .. } | Stage::Leaving { until } => *until <= now,
                 Stage::Member(member) => member.due().is_some_and(|due| due <= now),
+                other => other.until().is_some_and(|until| until <= now),
             })
             .map(|(id, _)| *id)
             .collect();
@@ -420,6 +456,7 @@ impl ServerLoop {
             match self.connections.get(&id).map(|connection| &connection.stage) {
                 Some(Stage::Member(_)) => self.miss(id, now),
                 Some(Stage::Waiting { .. }) => self.outwait(id, now),
+                Some(Stage::Entering { .. } | Stage::Asking { .. }) => self.turn_entrant_away(id, now),
                 // One who is on its way out and has taken everything closes its connection, or we do; so for a
                 // stranger.
                 Some(Stage::Handshake { .. }) => drop(self.connections.remove(&id)),
@@ -466,7 +503,8 @@ impl ServerLoop {
     fn part(&mut self, id: ConnectionId, how: String) {
         let Some(connection) = self.connections.remove(&id) else { return };
         match connection.stage {
-            Stage::Handshake { .. } | Stage::Leaving { .. } => {}
+            Stage::Handshake { .. } | Stage::Leaving { .. } | Stage::Asking { .. } => {}
+            Stage::Entering { member, .. } => self.report(RendezvousEvent::EntryWithdrawn { member }),
             Stage::Waiting { rank, .. } => self.leave_the_table(id, rank),
             Stage::Member(member) => match &self.rule {
                 Rule::Whole(_) => {
@@ -494,97 +532,6 @@ impl ServerLoop {
     fn show(&self, rank: Rank, sample: Vec<u8>, now: Instant) {
         self.write_up(|state| state.sampled(rank.0, &sample, now));
         self.report(RendezvousEvent::Sampled { rank, sample });
-    }
-
-    /// A member has been silent for too long.
-    fn miss(&mut self, id: ConnectionId, now: Instant) {
-        let Some(Connection { stage: Stage::Member(silent), .. }) = self.connections.get_mut(&id) else { return };
-        let since = now.saturating_duration_since(silent.heard);
-        let allowed = silent.silence.unwrap_or(since);
-        silent.look_again = Some(now + LOOK_PATIENCE.min(allowed));
-        let silent = silent.clone();
-        match &self.rule {
-            Rule::Part(on_event) => {
-                on_event(RendezvousEvent::Silent { rank: silent.rank, since });
-                self.stop_looking(id, now + allowed);
-            }
-            Rule::Whole(_) if silent.epoch < self.judged_before => self.stop_looking(id, now + allowed),
-            Rule::Whole(_) if silent.host == self.server_process.host => {
-                self.stop_looking(id, now + allowed);
-                let notice = silent.notice_on(ProcessState::of(silent.pid), now);
-                self.pronounce_in(silent.epoch, &notice);
-            }
-            Rule::Whole(_) => {
-                let neighbours = self.members().filter(|(other, member)| *other != id && member.host == silent.host);
-                match judge(&silent, neighbours, now) {
-                    SilenceAction::Ask(neighbour) => {
-                        if let Some(Connection { stage: Stage::Member(silent), .. }) = self.connections.get_mut(&id) {
-                            silent.asked.push(neighbour);
-                        }
-                        self.say(neighbour, &Down::Look { rank: silent.rank, pid: silent.pid });
-                    }
-                    SilenceAction::Pronounce(notice) => {
-                        self.stop_looking(id, now + allowed);
-                        self.pronounce_in(silent.epoch, &notice);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Enough was said about a silent member for now.
-    fn stop_looking(&mut self, id: ConnectionId, until: Instant) {
-        if let Some(Connection { stage: Stage::Member(silent), .. }) = self.connections.get_mut(&id) {
-            silent.look_again = Some(until);
-        }
-    }
-
-    /// A neighbour has looked at the process of a silent member.
-    fn take_sight(&mut self, rank: Rank, epoch: u64, state: ProcessState, now: Instant) {
-        let silent =
-            self.members().map(|(_, member)| member).find(|member| (member.rank, member.epoch) == (rank, epoch));
-        // It may have been heard meanwhile.
-        if let Some(silent) = silent.filter(|silent| !silent.asked.is_empty()).cloned() {
-            self.pronounce_in(epoch, &silent.notice_on(state, now));
-        }
-    }
-
-    fn take_blame(&mut self, blame: Blame, epoch: u64, now: Instant) {
-        match &self.rule {
-            Rule::Part(on_event) => {
-                on_event(RendezvousEvent::Blamed { by: blame.by, peer: blame.peer, cause: blame.cause });
-            }
-            Rule::Whole(_) if self.blame.is_none() && epoch >= self.judged_before && epoch + 1 == self.epoch => {
-                self.blame = Some((now + BLAME_PATIENCE, blame));
-            }
-            Rule::Whole(_) => {}
-        }
-    }
-
-    /// Nothing better has come to light than what a rank says of its peer.
-    fn believe(&mut self, blame: Blame, now: Instant) {
-        let epoch = self.epoch.saturating_sub(1);
-        let members = self.members().map(|(_, member)| member).filter(|member| member.epoch == epoch);
-        let peer = members.into_iter().find(|member| Some(member.rank) == blame.peer);
-        let seen = peer.filter(|peer| peer.host == self.server_process.host).and_then(|peer| {
-            match ProcessState::of(peer.pid) {
-                ProcessState::Alive => None,
-                state => Some(peer.notice_on(state, now)),
-            }
-        });
-        let notice =
-            seen.unwrap_or_else(|| FailureNotice::new(FailureKind::Other).on_rank(blame.by).saying(blame.cause));
-        self.pronounce_in(epoch, &notice);
-    }
-
-    /// The first notice on an epoch, to its members.
-    fn pronounce_in(&mut self, epoch: u64, notice: &FailureNotice) {
-        if epoch < self.judged_before {
-            return;
-        }
-        self.judged_before = epoch + 1;
-        self.blame = None;
-        self.pronounce(notice, Some(epoch));
     }
 
     fn pronounce(&mut self, notice: &FailureNotice, epoch: Option<u64>) {

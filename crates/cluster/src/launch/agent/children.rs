@@ -78,6 +78,13 @@ impl Children {
         }
     }
 
+    /// A rank has left the job in order.
+    pub(super) fn set_left(&mut self, rank: Rank) {
+        if let Some(process) = self.ranks.iter_mut().find(|process| process.slot.rank == rank.0) {
+            process.left = true;
+        }
+    }
+
     /// Whether the connection of a rank to this host's rendezvous is open.
     pub(super) fn is_connected(&self, rank: u32) -> bool {
         self.ranks.iter().any(|process| process.slot.rank == rank && process.connected)
@@ -158,6 +165,24 @@ impl Children {
         }
     }
 
+    /// Asks one rank to end, and kills it if it has not after the grace period.
+    pub(super) fn end_one(&mut self, rank: u32, grace: Duration, now: Instant) {
+        let alive = self.ranks.iter_mut().find(|process| process.slot.rank == rank && process.ended.is_none());
+        if let Some(process) = alive {
+            [Signal::TERM, Signal::CONT].into_iter().for_each(|signal| process.signal(signal));
+            process.kill_at = Some(process.kill_at.map_or(now + grace, |at| at.min(now + grace)));
+        }
+    }
+
+    /// Kills what a rank that ended has left in its process group: nobody else needs it. Its pipes are closed, so that
+    /// ranks which come and go leave nothing here.
+    pub(super) fn bury(&mut self, rank: u32) {
+        if let Some(at) = self.ranks.iter().position(|process| process.slot.rank == rank && process.ended.is_some()) {
+            let process = self.ranks.swap_remove(at);
+            ProcessTree::scan().signal_group(process.pid, &[Signal::KILL]);
+        }
+    }
+
     /// Asks everybody to end, and kills whoever has not after the grace period.
     pub(super) fn clear(&mut self, grace: Duration, now: Instant) {
         // A stopped process gets SIGTERM only after SIGCONT.
@@ -169,6 +194,24 @@ impl Children {
 
     /// Kills what is left, if its time has come. Returns when to come back.
     pub(super) fn tick(&mut self, now: Instant) -> Option<Instant> {
+        let alone = self.kill_single_ranks(now);
+        self.kill_all(now).into_iter().chain(alone).min()
+    }
+
+    fn kill_single_ranks(&mut self, now: Instant) -> Option<Instant> {
+        let asked = self.ranks.iter_mut().filter(|rank| rank.ended.is_none() && rank.kill_at.is_some());
+        asked
+            .filter_map(|rank| {
+                if rank.kill_at.is_some_and(|at| now >= at) {
+                    rank.signal(Signal::KILL);
+                    rank.kill_at = None;
+                }
+                rank.kill_at
+            })
+            .min()
+    }
+
+    fn kill_all(&mut self, now: Instant) -> Option<Instant> {
         if now >= self.leaving?.look_at {
             self.signal_all(&[Signal::KILL], Signal::KILL);
             self.leaving.as_mut()?.look_at = now + LOOK_AGAIN;

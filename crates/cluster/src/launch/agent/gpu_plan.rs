@@ -15,7 +15,7 @@ use crate::launch::message::{RankSlot, StartRanks};
 pub(super) const RANKS_PER_GPU: &str = farandole_settings::RANKS_PER_GPU.name;
 
 /// See the module's text.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct GpuPlan {
     gpus: VisibleGpus,
     /// How many ranks have the same GPU; zero: there is none.
@@ -31,7 +31,7 @@ impl GpuPlan {
     /// # Errors
     /// If the user has said how ranks share GPUs, and there are not enough.
     pub(super) fn new(start: &StartRanks, gpus: &VisibleGpus) -> Result<GpuPlan> {
-        let ranks = start.ranks.len();
+        let ranks = start.room();
         let none = |flag: String| Error::job_spec(flag, format!("there is {}", gpus.described()));
         if let Some(each) = start.ranks_per_gpu {
             let flag = || format!("--ranks-per-gpu {each}");

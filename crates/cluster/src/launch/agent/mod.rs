@@ -2,7 +2,8 @@
 //!
 //! One thread, one loop: it waits for the launcher's directives, for signals, for output of ranks and for events of the
 //! rendezvous, and reports everything to the launcher, which decides. The agent decides one thing by itself: when the
-//! launcher is gone or silent, the job is over.
+//! launcher is gone or silent, the job is over. An elastic job is not (`elastic`): its agents look after their own
+//! processes until the last has ended.
 //!
 //! **Invariant:** all limits are measured in awake time (`farandole_transport::awake`): an agent that was stopped still
 //! gives its launcher, and its ranks' grace period, the full time.
@@ -14,6 +15,7 @@
 mod alias;
 mod children;
 mod connect;
+mod elastic;
 mod gpu_plan;
 mod held;
 mod mps;
@@ -44,6 +46,7 @@ use crate::mailbox::Mailbox;
 use crate::rendezvous::{RendezvousEvent, Server};
 use children::{Children, Reaped};
 use held::HeldReports;
+use ranks::Prepared;
 use task::{PendingStart, ResultQueue};
 
 /// While so much waits to be sent, ranks are not read from: they wait in their `write`, as they would for a slow
@@ -89,12 +92,22 @@ struct Agent {
     results: ResultQueue,
     held: HeldReports,
     server: Option<Server>,
+    /// What all ranks of this host share, once some have been started.
+    prepared: Option<Prepared>,
+    kind: JobKind,
     prober: Option<ProbeListener>,
     mailbox: Mailbox<News>,
     signals: Signals,
     /// Samples of ranks since they were last passed on, and when that was.
     samples: BTreeMap<u32, Vec<u8>>,
     samples_told: Instant,
+}
+
+/// Whether the job lives and dies as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum JobKind {
+    Fixed,
+    Elastic,
 }
 
 /// Whether there is somebody to report to.
@@ -146,6 +159,8 @@ pub fn serve() -> Result<()> {
         results: ResultQueue::default(),
         held: HeldReports::default(),
         server: None,
+        prepared: None,
+        kind: JobKind::Fixed,
         prober: None,
         mailbox: Mailbox::new().map_err(|error| Error::local("making a mailbox", error))?,
         signals: Signals::hear(&heard)?,
@@ -179,7 +194,9 @@ impl Agent {
                 self.children.read(&mut reports);
             }
             let reaped = self.children.reap(&mut reports);
-            let release_at = self.held.hold(&mut reports, |rank| self.children.is_connected(rank), now);
+            self.tell_members_of_ends(&reports);
+            let waits = self.kind == JobKind::Fixed;
+            let release_at = self.held.hold(&mut reports, |rank| waits && self.children.is_connected(rank), now);
             for report in reports.drain(..) {
                 self.pass_on(report);
             }
@@ -213,7 +230,7 @@ impl Agent {
         }
         fds.push(PollFd::new(&self.mailbox, PollFlags::IN));
         fds.extend(self.signals.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        if self.channel.queued_bytes() < MOST_QUEUED_BYTES {
+        if self.channel.queued_bytes() < MOST_QUEUED_BYTES || self.launcher == Launcher::Gone {
             let pipes = self.children.ranks.iter().flat_map(|rank| rank.fds());
             fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         }
@@ -248,7 +265,9 @@ impl Agent {
         if self.launcher == Launcher::There {
             self.launcher = Launcher::Gone;
             (self.awaited, self.results) = (None, ResultQueue::default());
-            self.children.clear(ORPHANED_GRACE, now);
+            if self.kind == JobKind::Fixed {
+                self.children.clear(ORPHANED_GRACE, now);
+            }
         }
     }
 
@@ -262,7 +281,11 @@ impl Agent {
                 }
             }
             Directive::Start(start) => {
-                self.prober = None;
+                match start.elastic {
+                    // Hosts that come later want to know whether they reach this one.
+                    Some(_) => self.kind = JobKind::Elastic,
+                    None => self.prober = None,
+                }
                 self.await_task(start);
             }
             Directive::Task(piece) => self.take_task(&piece),
@@ -299,6 +322,9 @@ impl Agent {
                     self.tell(&AgentReport::Empty);
                 }
             }
+            Directive::Found(_) | Directive::Learn(_) | Directive::MemberLost { .. } | Directive::EndMember { .. } => {
+                self.obey_elastic(directive, now)
+            }
             Directive::Alive => {}
         }
     }
@@ -331,10 +357,12 @@ impl Agent {
                     drop(self.samples.insert(rank.0, sample))
                 }
                 // Its process will say how it ended.
-                News::Rendezvous(RendezvousEvent::Left { rank } | RendezvousEvent::Lost { rank, .. }) => {
+                News::Rendezvous(RendezvousEvent::Left { rank }) => {
                     self.children.set_connected(rank, false);
+                    self.children.set_left(rank);
                 }
-                News::Rendezvous(_) => {}
+                News::Rendezvous(RendezvousEvent::Lost { rank, .. }) => self.children.set_connected(rank, false),
+                News::Rendezvous(other) => reports.extend(elastic::report_of(other)),
             }
         }
     }
@@ -347,6 +375,7 @@ impl Agent {
     fn hear_signals(&mut self, now: Instant) {
         if self.signals.take().iter().any(|signal| *signal != SIGCHLD) {
             self.launcher_is_gone(now);
+            self.children.clear(ORPHANED_GRACE, now);
         }
     }
 

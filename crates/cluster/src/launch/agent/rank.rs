@@ -24,6 +24,10 @@ pub(super) struct RankProcess {
     pub(super) ended: Option<HowEnded>,
     /// Whether its connection to this host's rendezvous is open: what it said there may not have been read.
     pub(super) connected: bool,
+    /// Whether it has left the job in order.
+    pub(super) left: bool,
+    /// When it is killed, if it was asked to end alone.
+    pub(super) kill_at: Option<Instant>,
     /// What it has made of its task.
     pub(super) result: Option<File>,
     started: Instant,
@@ -57,7 +61,18 @@ impl RankProcess {
         }
         // Dropping the handle does not wait: the agent has one place that reaps, for orphans too.
         let started = Instant::now();
-        Ok(RankProcess { slot, pid, stopped: false, ended: None, connected: false, result: None, started, pipes })
+        Ok(RankProcess {
+            slot,
+            pid,
+            stopped: false,
+            ended: None,
+            connected: false,
+            left: false,
+            kill_at: None,
+            result: None,
+            started,
+            pipes,
+        })
     }
 
     /// What to poll for reading.

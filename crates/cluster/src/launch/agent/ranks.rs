@@ -15,7 +15,7 @@ use farandole_transport::{Key, descriptors};
 use super::gpu_plan::GpuPlan;
 use super::mps::MpsDaemon;
 use super::task::{RESULT_FD, TASK_FD, inherited_file, keep_from_others};
-use super::{Agent, News, Presence, alias, gpu_plan, mps};
+use super::{Agent, News, Presence, alias, elastic, gpu_plan, mps};
 use crate::environment as variable;
 use crate::error::{Error, Result};
 use crate::launch::ask::LOOK_EVERY;
@@ -27,6 +27,24 @@ use crate::rendezvous::{Address, Server};
 
 /// Descriptors of an agent for each of its ranks: two outputs, a result, and the connection to the rendezvous.
 const AGENT_DESCRIPTORS: u64 = 4;
+
+/// What the ranks of a host share.
+#[derive(Clone, Debug)]
+pub(super) struct Prepared {
+    rendezvous: Address,
+    /// Where they find Farandole under the name `horovod`, if they are to.
+    python_path: Option<OsString>,
+    gpu_plan: GpuPlan,
+}
+
+/// What a rank must not inherit from whoever started the launcher: a member of an elastic job may start another job.
+const UNSET: &[&str] = &[
+    farandole_settings::ELASTIC.name,
+    variable::ELASTIC_MEMBER,
+    variable::ELASTIC_MIN_NP,
+    variable::ELASTIC_MAX_NP,
+    variable::RESTART,
+];
 
 impl Agent {
     /// Starts the ranks of this host. What cannot be done is reported; the launcher decides what follows.
@@ -50,19 +68,17 @@ impl Agent {
         descriptors::make_room(AGENT_DESCRIPTORS * ranks as u64, || format!("looking after {ranks} ranks"))
             .map_err(|error| Error::Refused { why: error.to_string() })?;
         let shim = std::env::current_exe().map_err(|error| Error::local("finding this program's file", error))?;
-        let rendezvous = self.open_rendezvous(start)?;
         let key = key_file(&self.key)?;
-        let python_path = match start.horovod {
-            true => Some(alias::python_path(start, working_dir, &mut || self.look_alive())?),
-            false => None,
-        };
-        let gpu_plan = self.plan_gpus(start)?;
-        self.start_mps(start, &shim)?;
+        let Prepared { rendezvous, python_path, gpu_plan } = self.prepare(start, working_dir, &shim)?;
         for slot in &start.ranks {
             let mut command = Command::new(&shim);
             command.arg("rank").arg("--").args(start.command.iter().map(|word| OsStr::from_bytes(word)));
             command.current_dir(working_dir);
+            for name in UNSET {
+                command.env_remove(name);
+            }
             command.envs(start.environment()).envs(variables_of(slot, start, &rendezvous));
+            command.envs(elastic::variables_of(slot, start));
             command.env_remove(gpu_plan::RANKS_PER_GPU).envs(gpu_plan.variables_of(slot, start));
             command.envs(self.children.mps.iter().flat_map(MpsDaemon::variables));
             command.env(variable::KEY_FD, key.as_raw_fd().to_string()).env_remove(variable::KEY);
@@ -76,6 +92,23 @@ impl Agent {
             self.tell(&report);
         }
         Ok(())
+    }
+
+    /// What all ranks of this host need, made once: those that are started later find it done.
+    fn prepare(&mut self, start: &StartRanks, working_dir: &Path, shim: &Path) -> Result<Prepared> {
+        if let Some(prepared) = self.prepared.clone().filter(|_| start.elastic.is_some()) {
+            return Ok(prepared);
+        }
+        let rendezvous = self.open_rendezvous(start)?;
+        let python_path = match start.horovod {
+            true => Some(alias::python_path(start, working_dir, &mut || self.look_alive())?),
+            false => None,
+        };
+        let gpu_plan = self.plan_gpus(start)?;
+        self.start_mps(start, shim)?;
+        let prepared = Prepared { rendezvous, python_path, gpu_plan };
+        self.prepared = Some(prepared.clone());
+        Ok(prepared)
     }
 
     /// A program that is waited for must not make this agent look dead.
@@ -130,7 +163,10 @@ impl Agent {
         };
         let mailbox = self.mailbox.clone();
         let post = Box::new(move |event| mailbox.post(News::Rendezvous(event)));
-        let server = Server::serve_part(&at, start.size, &local, &self.key, post)?;
+        let server = match start.elastic {
+            None => Server::serve_part(&at, start.size, &local, &self.key, post)?,
+            Some(_) => Server::serve_elastic(&at, &self.key, post)?,
+        };
         let address = server.address().clone();
         self.server = Some(server);
         Ok(address)
@@ -154,7 +190,8 @@ fn variables_of(slot: &RankSlot, start: &StartRanks, rendezvous: &Address) -> Ve
     let mut set = |name: &str, value: String| variables.push((name.into(), OsString::from_vec(value.into_bytes())));
     for (name, value) in [
         ("RANK", slot.rank as usize),
-        ("SIZE", start.size),
+        // A process that joins an elastic job has a number beyond the first ones.
+        ("SIZE", start.size.max(slot.rank as usize + 1)),
         ("LOCAL_RANK", slot.local_rank as usize),
         ("LOCAL_SIZE", slot.local_size as usize),
         ("CROSS_RANK", slot.cross_rank as usize),

@@ -62,6 +62,11 @@ impl ReachMap {
         fitting.find_map(|(_, attempt)| attempt.outcome.as_ref().ok().copied())
     }
 
+    /// Whether one host has reached another at all.
+    pub(crate) fn reaches(&self, from: usize, to: usize) -> bool {
+        self.quickest(from, to).is_some()
+    }
+
     fn quickest(&self, from: usize, to: usize) -> Option<IpAddr> {
         let reached = self.at(to).filter(|(who, _)| *who == from);
         let times =

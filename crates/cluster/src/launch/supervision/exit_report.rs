@@ -52,6 +52,11 @@ impl Supervision {
         self.root().filter(|_| self.ending == Ending::Badly)?.rank
     }
 
+    /// Whether the job failed, and was not ended by the user.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.ending == Ending::Badly
+    }
+
     /// What the user reads last: some lines about the failed rank, then one that says it all.
     pub(crate) fn last_words(&self) -> Vec<String> {
         let left: Vec<&str> = self.still_there().map(|host| self.settings.hosts[host].as_str()).collect();

@@ -1,0 +1,235 @@
+//! Where the hosts of an elastic job come from, and how it is noticed that they are others.
+//!
+//! | source | looked at |
+//! |---|---|
+//! | a list | once |
+//! | a script that prints `host` or `host:slots` on each line | every second |
+//! | a host file | every second |
+//! | the nodes of a Slurm allocation that are up | every ten seconds: the answer comes from the cluster's controller |
+//!
+//! A thread looks and posts what has changed. Whatever goes wrong is said once, and the hosts stay as they are: a
+//! script that fails does not end a job. A source that names no host at all has failed, too, because a job without any
+//! host is never what somebody wanted.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::launch::ask::ask;
+use crate::launch::job_spec::HostSlots;
+use crate::launch::placement::together;
+use crate::launch::{hostfile, hosts};
+use crate::mailbox::Mailbox;
+
+/// How long a script or Slurm may take to answer: both may ask somebody else.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// As often as Horovod looks.
+const EVERY: Duration = Duration::from_secs(1);
+const SLURM_EVERY: Duration = Duration::from_secs(10);
+
+/// Where hosts come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostSource {
+    /// They are known and stay the same.
+    Fixed,
+    /// What this command of a shell prints.
+    Script {
+        /// The command.
+        command: String,
+        /// How many slots a host has that is printed without a number.
+        slots_per_host: usize,
+    },
+    /// What this file says.
+    File(PathBuf),
+    /// The nodes of the allocation in which the launcher runs.
+    Slurm {
+        /// As Slurm writes it: `gpu[1-4]`.
+        nodes: String,
+        /// How many slots each has.
+        slots_per_host: usize,
+    },
+}
+
+/// What a look has found, or why it has found nothing.
+pub(in crate::launch) type Found = Result<Vec<HostSlots>, String>;
+
+impl HostSource {
+    /// The hosts by now.
+    ///
+    /// # Errors
+    /// Why they are not known, in words for the user.
+    pub fn look(&self) -> Found {
+        let found = match self {
+            HostSource::Fixed => Vec::new(),
+            HostSource::Script { command, slots_per_host } => {
+                let what = format!("--host-discovery-script {command}");
+                let text = answer(&what, Command::new("sh").args(["-c", command]))?;
+                read_script(&text, *slots_per_host).map_err(|problem| format!("{what}: {problem}"))?
+            }
+            HostSource::File(path) => hostfile::read(path).map_err(|error| error.to_string())?,
+            HostSource::Slurm { nodes, slots_per_host } => look_at_slurm(nodes, *slots_per_host)?,
+        };
+        Ok(together(found))
+    }
+
+    fn every(&self) -> Duration {
+        match self {
+            HostSource::Slurm { .. } => SLURM_EVERY,
+            _ => EVERY,
+        }
+    }
+}
+
+/// Looks again and again. Dropping it ends that.
+#[derive(Debug)]
+pub(in crate::launch) struct Discovery {
+    /// What has changed.
+    pub(in crate::launch) news: Mailbox<Found>,
+    /// Set by the launcher's thread when it drops this; read by the one that looks.
+    over: Arc<AtomicBool>,
+}
+
+impl Discovery {
+    /// Begins to look, at a source that has last said this. `None` if it always says the same.
+    pub(in crate::launch) fn start(source: HostSource, last: Vec<HostSlots>) -> std::io::Result<Option<Discovery>> {
+        if source == HostSource::Fixed {
+            return Ok(None);
+        }
+        let (news, over) = (Mailbox::new()?, Arc::new(AtomicBool::new(false)));
+        let (post, is_over) = (news.clone(), Arc::clone(&over));
+        let mut last: Found = Ok(last);
+        let look = move || {
+            while !is_over.load(Ordering::Relaxed) {
+                std::thread::sleep(source.every());
+                let found = source.look();
+                if found != last && !is_over.load(Ordering::Relaxed) {
+                    post.post(found.clone());
+                    last = found;
+                }
+            }
+        };
+        std::thread::Builder::new().name("discovery".into()).spawn(look)?;
+        Ok(Some(Discovery { news, over }))
+    }
+}
+
+impl Drop for Discovery {
+    fn drop(&mut self) {
+        // Nobody waits for the thread: it may be waiting for a script.
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a program prints, if it ends well.
+fn answer(what: &str, command: &mut Command) -> Result<String, String> {
+    let said = ask(command, "", PATIENCE, &mut || {}).map_err(|error| format!("{what}: {error}"))?;
+    if said.status.success() {
+        return Ok(String::from_utf8_lossy(&said.stdout).into_owned());
+    }
+    let complaint = String::from_utf8_lossy(&said.stderr);
+    let last = complaint.trim().lines().last().map(|line| format!(": {line}")).unwrap_or_default();
+    Err(format!("{what} failed ({}){last}", said.status))
+}
+
+fn read_script(text: &str, slots_per_host: usize) -> Result<Vec<HostSlots>, String> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let read = |line| {
+        let (name, slots) = hosts::split_slots(line)?;
+        Ok(HostSlots { name, slots: slots.unwrap_or(slots_per_host) })
+    };
+    let found = lines.map(read).collect::<Result<Vec<HostSlots>, String>>()?;
+    if found.is_empty() {
+        Err("it names no host; expected 'host' or 'host:2' on each line".to_owned())
+    } else {
+        Ok(found)
+    }
+}
+
+fn look_at_slurm(nodes: &str, slots_per_host: usize) -> Found {
+    let names = answer("scontrol show hostnames", Command::new("scontrol").args(["show", "hostnames", nodes]))?;
+    let states = answer("scontrol show node", Command::new("scontrol").args(["--oneliner", "show", "node", nodes]))?;
+    let down: Vec<&str> = states.lines().filter_map(name_if_down).collect();
+    let up = names.lines().map(str::trim).filter(|name| !name.is_empty() && !down.contains(name));
+    let found: Vec<HostSlots> = up.map(|name| HostSlots { name: name.to_owned(), slots: slots_per_host }).collect();
+    if found.is_empty() { Err(format!("no node of {nodes} is up, says scontrol")) } else { Ok(found) }
+}
+
+/// The name of a node that cannot be used, from a line of `scontrol --oneliner show node`. A state has parts, such as
+/// `DOWN*+DRAIN`; an asterisk means that the node does not answer.
+fn name_if_down(line: &str) -> Option<&str> {
+    let field = |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name));
+    let state = field("State=")?;
+    let is_down = ["DOWN", "FAIL", "NOT_RESPONDING", "*"].iter().any(|word| state.contains(word));
+    field("NodeName=").filter(|_| is_down)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slots(list: &[(&str, usize)]) -> Vec<HostSlots> {
+        list.iter().map(|(name, slots)| HostSlots { name: (*name).to_owned(), slots: *slots }).collect()
+    }
+
+    fn script(command: &str) -> Found {
+        HostSource::Script { command: command.to_owned(), slots_per_host: 3 }.look()
+    }
+
+    #[test]
+    fn a_script_names_hosts_with_and_without_slots() {
+        assert_eq!(script("echo a:2; echo; echo ' b '; echo a"), Ok(slots(&[("a", 5), ("b", 3)])));
+    }
+
+    #[test]
+    fn a_script_that_fails_is_named_with_its_words() {
+        for (command, words) in [
+            ("echo oh no >&2; exit 3", "failed (exit status: 3): oh no"),
+            ("exit 0", "it names no host"),
+            ("echo a:none", "'none' is no number of slots"),
+            ("/no/such/script", "failed (exit status: 127)"),
+        ] {
+            let error = script(command).unwrap_err();
+            assert!(error.starts_with("--host-discovery-script ") && error.contains(words), "{command}: {error}");
+        }
+    }
+
+    #[test]
+    fn nodes_that_slurm_calls_down_are_left_out() {
+        for (state, is_down) in [
+            ("ALLOCATED", false),
+            ("MIXED+DRAIN", false),
+            ("DOWN", true),
+            ("DOWN*+DRAIN", true),
+            ("ALLOCATED*", true),
+            ("FAILING", true),
+            ("IDLE+NOT_RESPONDING", true),
+        ] {
+            let line = format!("NodeName=gpu1 Arch=x86_64 State={state} Weight=1");
+            assert_eq!(name_if_down(&line).is_some(), is_down, "{state}");
+        }
+        assert_eq!(name_if_down("Node gpu9 not found"), None);
+    }
+
+    #[test]
+    fn what_changes_is_posted_once() {
+        let folder = farandole_testing::Folder::new();
+        let file = folder.join("hosts");
+        std::fs::write(&file, "a slots=1\n").unwrap();
+        let source = HostSource::File(file.clone());
+        let discovery = Discovery::start(source.clone(), source.look().unwrap()).unwrap().unwrap();
+        std::fs::write(&file, "a slots=1\nb slots=2\n").unwrap();
+        let wait = || {
+            farandole_testing::wait_for("the change to be seen", Duration::from_secs(20), || {
+                let news = discovery.news.take();
+                (!news.is_empty()).then_some(news)
+            })
+        };
+        assert_eq!(wait(), [Ok(slots(&[("a", 1), ("b", 2)]))]);
+        std::fs::remove_file(&file).unwrap();
+        let news = wait();
+        assert!(matches!(&news[..], [Err(why)] if why.contains("reading the host file")), "{news:?}");
+    }
+}
