@@ -55,6 +55,15 @@ def text_setting(name: str) -> str | None:
 def switch_setting(name: str) -> bool:
     """Whether the setting with this variable is on; by default, what docs/settings.md says."""
 
+def elastic_enabled() -> bool:
+    """Whether this process is a member of an elastic job."""
+
+def elastic_candidates() -> int:
+    """How many processes wait to join, as far as this one knows."""
+
+def elastic_generation() -> int | None:
+    """The number of the generation that this process is in; None outside of one."""
+
 def runs_ahead() -> bool:
     """Whether the host goes on when collectives in device memory are queued."""
 

@@ -19,6 +19,7 @@ mod calls;
 mod device_handle;
 mod device_request;
 mod dlpack;
+mod elastic;
 mod errors;
 mod gradient_batch;
 mod handle;
@@ -60,6 +61,8 @@ mod _native {
     use crate::device_handle::DeviceHandle;
     #[pymodule_export]
     use crate::device_request::{submit_on_device, submit_tensors_on_device, works_on_devices};
+    #[pymodule_export]
+    use crate::elastic::{elastic_candidates, elastic_enabled, elastic_generation};
     #[pymodule_export]
     use crate::errors::HorovodInternalError;
     #[pymodule_export]

@@ -166,7 +166,10 @@ fn leave(py: Python<'_>) -> PyResult<()> {
             }
         });
     }
-    shutdown(py)
+    let left = shutdown(py);
+    // Of an elastic job for good: the others go on without this process.
+    py.detach(farandole::elastic::leave);
+    left
 }
 
 /// The exception that ends this interpreter, in a line. `None` if there is none, and if it is our own that another

@@ -36,11 +36,13 @@
 mod accelerators;
 #[cfg(any(feature = "burn", feature = "candle"))]
 mod agreement;
+mod bond;
 #[cfg(feature = "burn")]
 pub mod burn;
 #[cfg(feature = "candle")]
 pub mod candle;
 mod direct;
+pub mod elastic;
 mod error;
 mod introduction;
 mod measured;

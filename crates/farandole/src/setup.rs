@@ -9,12 +9,12 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hasher as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_cluster::launch::gpus::VisibleGpus;
 use farandole_cluster::rendezvous::silence_from_lookup;
-use farandole_cluster::{Environment, Lifeline, Rendezvous, RendezvousAccess};
+use farandole_cluster::{Environment, Rendezvous, RendezvousAccess};
 use farandole_device::nccl::{SharedLibrary, Version};
 use farandole_engine::config::{DevicePlaneChoice, SettingValue as _};
 use farandole_engine::connector::ProcessConnector;
@@ -31,6 +31,8 @@ use farandole_transport::listen::Listener;
 use farandole_transport::{Countdown, Protection};
 
 use crate::accelerators::{devices_of, nccl_of, prefers_nccl};
+use crate::bond::Bond;
+use crate::elastic::Member;
 use crate::error::{Error, Result};
 use crate::introduction::{self, Introduced, Introduction};
 use crate::measured;
@@ -124,13 +126,32 @@ impl Setup {
         environment.warn_of_settings();
         let devices = self.devices.clone().or_else(|| devices_of(&settled.config));
         let nccl = self.nccl.clone().map_or_else(|| nccl_of(&settled.config, &self.nccl_files), Ok);
-        let peers = Peers::meet(environment, &settled, has(&devices, &nccl), self.address, self.patience)?;
+        loop {
+            let has = has(&devices, &nccl);
+            let peers = Peers::meet(environment.clone(), &settled, has, self.address, self.patience)?;
+            let bond = Arc::clone(&peers.bond);
+            match self.clone().begin(peers, settled.clone(), devices.clone(), nccl.clone()) {
+                // Somebody was lost before all were connected; the others come to the next generation, too.
+                Err(error) if bond.has_losses() => log::debug!("going on to the next generation: {error}"),
+                begun => return begun,
+            }
+        }
+    }
+
+    /// Connects the ranks that have met, and starts everything.
+    fn begin(
+        self,
+        peers: Peers,
+        settled: Settled,
+        devices: Option<OpenDevice>,
+        nccl: farandole_device::Result<SharedLibrary>,
+    ) -> Result<World> {
         let Settled { mut config, direct, options, .. } = settled;
         if let (DevicePlaneChoice::Nccl, Err(why)) = (config.plane, &peers.nccl) {
             let (name, value) = (settings::PLANE.name, config.plane.show());
             return Err(Error::Settings(format!("{name}={value} needs NCCL on all ranks, but {why}")));
         }
-        let lost = |error: Error| with_verdict(error, peers.lifeline.as_ref());
+        let lost = |error: Error| peers.bond.with_verdict(error);
         let communicator = Communicator::join(&mut peers.connector(options, 0), direct, self.patience);
         let mut communicator = communicator.map_err(|error| lost(error.into()))?;
         peers.end_on_failure(communicator.abort_handle());
@@ -150,8 +171,8 @@ impl Setup {
         let engine = engine.map_err(|error| lost(error.into()))?;
         peers.end_on_failure(engine.abort_handle());
         communicator.report_stalls_with(&engine);
-        let Peers { environment, lifeline, access, .. } = peers;
-        let world = World::new(environment.rank, topology, communicator, engine, records, lifeline, access);
+        let Peers { environment, bond, access, .. } = peers;
+        let world = World::new(environment.rank, topology, communicator, engine, records, bond, access);
         self.process_sets.iter().try_for_each(|ranks| world.add_process_set(ranks).map(drop))?;
         Ok(world)
     }
@@ -185,6 +206,7 @@ fn has(devices: &Option<OpenDevice>, nccl: &farandole_device::Result<SharedLibra
 }
 
 /// The settings that hold.
+#[derive(Clone)]
 struct Settled {
     config: Config,
     direct: DirectSettings,
@@ -195,8 +217,10 @@ struct Settled {
 
 /// The ranks of this job after they have met.
 struct Peers {
-    /// Hears of the others' end; `None` in a world of one.
-    lifeline: Option<Lifeline>,
+    /// Hears of the others' end.
+    bond: Arc<Bond>,
+    /// Counts the generations of an elastic job; connections of one are not taken for those of another.
+    generation: u64,
     environment: Environment,
     /// Where each rank is reached, in rank order.
     contacts: Vec<Contact>,
@@ -226,23 +250,38 @@ impl Peers {
         };
         let listener = Arc::new(Listener::bind_for(access.job, listen_at, &access.key)?);
         let own = Introduction::new(listener.contact(environment.host.clone()), &settled.config, has_devices, nccl);
-        let rendezvous = access.rendezvous.clone().map(|rendezvous| rendezvous.with_silence(settled.silence));
-        let deadline = Instant::now() + countdown.left();
-        let (Introduced { contacts, all_have_devices, nccl }, lifeline) =
-            exchange(rendezvous.as_ref(), environment.rank, own, deadline)?;
-        if let Some(lifeline) = &lifeline {
-            let listener = Arc::downgrade(&listener);
-            lifeline.on_failure(move |notice| {
-                if let Some(listener) = listener.upgrade() {
-                    listener.interrupt(notice.rank, notice.to_string());
-                }
-            });
-        }
-        Ok(Peers { lifeline, environment, contacts, all_have_devices, nccl, listener, access })
+        let mut environment = environment;
+        let (generation, blobs, bond) = match environment.elastic {
+            Some(elastic) => {
+                let payload = own.encode();
+                let member = Member::get(&elastic, &access, &environment.host, settled.silence, &payload)?;
+                let deadline = Instant::now() + member.timeout();
+                let (generation, losses) = member.next_generation(&payload, deadline)?;
+                environment.rank = member.rank(&generation);
+                environment.size = generation.members.len();
+                let payloads = generation.members.iter().map(|one| one.payload.to_vec()).collect();
+                (generation.number, payloads, Bond::Elastic(member, losses))
+            }
+            None => {
+                let rendezvous = access.rendezvous.clone().map(|way| way.with_silence(settled.silence));
+                let (blobs, bond) = meet_once(rendezvous.as_ref(), environment.rank, own, countdown.left())?;
+                (0, blobs, bond)
+            }
+        };
+        let Introduced { contacts, all_have_devices, nccl } = introduction::read_all(&blobs)?;
+        let interrupted = Arc::downgrade(&listener);
+        bond.on_loss(move |rank, cause| {
+            if let Some(listener) = interrupted.upgrade() {
+                listener.interrupt(rank, cause);
+            }
+        });
+        let bond = Arc::new(bond);
+        Ok(Peers { bond, generation, environment, contacts, all_have_devices, nccl, listener, access })
     }
 
-    /// Connects the ranks: for direct calls in epoch 0, for the engine in epoch 1.
+    /// Connects the ranks: for direct calls in the first epoch of a generation, for the engine in the second.
     fn connector(&self, options: Options, epoch: u32) -> ProcessConnector {
+        let epoch = (self.generation as u32).wrapping_mul(2).wrapping_add(epoch);
         ProcessConnector {
             rank: self.environment.rank,
             contacts: self.contacts.clone(),
@@ -254,9 +293,8 @@ impl Peers {
 
     /// Lets the failure of a rank end collectives.
     fn end_on_failure(&self, abort: AbortHandle) {
-        if let Some(lifeline) = &self.lifeline {
-            lifeline.on_failure(move |notice| abort.abort(notice.rank, notice.to_string()));
-        }
+        let abort = Arc::new(abort);
+        self.bond.on_loss(move |rank, cause| abort.abort(rank, cause));
     }
 
     fn topology(&self) -> Topology {
@@ -281,7 +319,7 @@ impl Peers {
         };
         let wishes = Wishes::from_lookup(|variable| std::env::var(variable).ok());
         let records = Records::start(Recorder::new(identity, config.recorder_records as usize), &wishes, place);
-        if let Some(lifeline) = &self.lifeline {
+        if let Some(lifeline) = self.bond.lifeline() {
             let mut sampler = Sampler::new(Arc::clone(records.recorder()));
             lifeline.observe(move || sampler.sample().encode());
         }
@@ -298,16 +336,17 @@ fn ranks_per_gpu(local_size: usize) -> u64 {
     }
 }
 
-/// Introduces this rank to all others and gets their contacts; and keeps the connection, to hear of the others' end.
-fn exchange(
+/// Introduces this rank to all others and gets their introductions; and keeps the connection, to hear of the others'
+/// end.
+fn meet_once(
     way: Option<&Rendezvous>,
     rank: Rank,
     own: Introduction,
-    deadline: Instant,
-) -> Result<(Introduced, Option<Lifeline>)> {
-    let Some(rendezvous) = way else { return Ok((introduction::summary(vec![own]), None)) };
-    let (blobs, lifeline) = rendezvous.join(rank, &own.encode(), deadline)?;
-    Ok((introduction::read_all(&blobs)?, Some(lifeline)))
+    patience: Duration,
+) -> Result<(Vec<Vec<u8>>, Bond)> {
+    let Some(rendezvous) = way else { return Ok((vec![own.encode()], Bond::Alone)) };
+    let (blobs, lifeline) = rendezvous.join(rank, &own.encode(), Instant::now() + patience)?;
+    Ok((blobs, Bond::Job(lifeline)))
 }
 
 /// A number that all ranks of this job have and other jobs have not: it is made of where they are reached, which is
@@ -318,23 +357,11 @@ fn number_of_job(contacts: &[Contact]) -> u64 {
     hasher.finish()
 }
 
-/// How long a rank that could not be connected waits to hear why. Verdicts reach all ranks within moments of each
-/// other; whoever hears one first leaves, and those who were being connected to it see that before they hear the
-/// verdict.
-const VERDICT_MAY_FOLLOW: Duration = Duration::from_secs(1);
-
-/// Why ranks could not be connected: what has become of one of them, if that comes to light, or what this rank saw.
-fn with_verdict(error: Error, lifeline: Option<&Lifeline>) -> Error {
-    let Some(lifeline) = lifeline else { return error };
-    let (teller, told) = mpsc::channel();
-    lifeline.on_failure(move |verdict| drop(teller.send(verdict.clone())));
-    told.recv_timeout(VERDICT_MAY_FOLLOW).map_or(error, Error::Lost)
-}
-
 /// Makes this process a rank of the job that it was started in; without a launcher, a world of one.
 ///
 /// A process may leave its world and call this again, as often as it likes: when all ranks have done so they are a
-/// world again. Whoever comes first waits for the others.
+/// world again. Whoever comes first waits for the others. In an elastic job they are those that are left, and those that
+/// have come ([`crate::elastic`]).
 pub fn init() -> Result<World> {
     Setup::default().init()
 }

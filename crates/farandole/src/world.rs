@@ -14,6 +14,7 @@ use farandole_plan::table::Table;
 use farandole_plan::{Rank, Topology};
 use farandole_trace::{Cycles, Event, PhaseGuard, Recorder};
 
+use crate::bond::Bond;
 use crate::error::Error;
 use crate::named::Submitter;
 use crate::records::Records;
@@ -47,10 +48,10 @@ impl World {
         communicator: Communicator,
         engine: Engine,
         records: Records,
-        lifeline: Option<Lifeline>,
+        bond: Arc<Bond>,
         access: RendezvousAccess,
     ) -> World {
-        let reporter = Arc::new(Reporter { lifeline, blamed: AtomicBool::new(false) });
+        let reporter = Arc::new(Reporter { bond, blamed: AtomicBool::new(false) });
         let (engine, communicator, series) = (Arc::new(engine), Mutex::new(communicator), AtomicUsize::new(0));
         World { rank, topology, communicator, engine, series, records, reporter, _access: access }
     }
@@ -168,7 +169,7 @@ impl World {
 
     /// What this rank hears of the others' end; `None` in a world of one.
     pub fn lifeline(&self) -> Option<&Lifeline> {
-        self.reporter.lifeline.as_ref()
+        self.reporter.bond.lifeline()
     }
 
     /// Leaves the job: requests under way fail, peers see an orderly goodbye. Dropping a world does the same.
@@ -190,7 +191,7 @@ impl World {
 /// Tells the rendezvous, once, that this rank's collectives have failed.
 #[derive(Debug)]
 pub(crate) struct Reporter {
-    lifeline: Option<Lifeline>,
+    bond: Arc<Bond>,
     /// Set by whichever thread meets the failure first; orders nothing.
     blamed: AtomicBool,
 }
@@ -198,11 +199,10 @@ pub(crate) struct Reporter {
 impl Reporter {
     /// As [`World::report`].
     pub(crate) fn report(&self, error: farandole_engine::Error) -> Error {
-        if let (Some(lifeline), farandole_engine::Error::Failed(failure)) = (&self.lifeline, &error)
-            && lifeline.notice().is_none()
+        if let farandole_engine::Error::Failed(failure) = &error
             && !self.blamed.swap(true, Ordering::Relaxed)
         {
-            lifeline.blame(failure.rank, failure.to_string());
+            self.bond.blame(failure.rank, failure.to_string());
         }
         error.into()
     }

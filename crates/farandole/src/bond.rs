@@ -1,0 +1,71 @@
+//! What ties a rank to the others besides its collectives: how it hears of their end, and tells of its own ([`Bond`]).
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use farandole_cluster::Lifeline;
+use farandole_plan::Rank;
+
+use crate::elastic::{Losses, Member};
+use crate::error::Error;
+
+/// How long a rank that could not be connected waits to hear why. Verdicts reach all ranks within moments of each
+/// other; whoever hears one first leaves, and those who were being connected to it see that before they hear the
+/// verdict.
+const VERDICT_MAY_FOLLOW: Duration = Duration::from_secs(1);
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) enum Bond {
+    /// A world of one.
+    Alone,
+    /// A job of a fixed size: whoever keeps the rendezvous pronounces its failure.
+    Job(Lifeline),
+    /// A generation of an elastic job: the members watch each other.
+    Elastic(Arc<Member>, Arc<Losses>),
+}
+
+impl Bond {
+    /// The connection to the rendezvous.
+    pub(crate) fn lifeline(&self) -> Option<&Lifeline> {
+        match self {
+            Bond::Alone => None,
+            Bond::Job(lifeline) => Some(lifeline),
+            Bond::Elastic(member, _) => Some(member.lifeline()),
+        }
+    }
+
+    /// Calls back when a rank is lost, with the rank, if one can be named, and the cause.
+    pub(crate) fn on_loss(&self, callback: impl Fn(Option<Rank>, String) + Clone + Send + 'static) {
+        if let Bond::Elastic(_, losses) = self {
+            let callback = callback.clone();
+            losses.on_loss(move |rank, cause| callback(rank, cause.to_owned()));
+        }
+        if let Some(lifeline) = self.lifeline() {
+            lifeline.on_failure(move |notice| callback(notice.rank, notice.to_string()));
+        }
+    }
+
+    /// Whether the generation that this rank is in cannot go on.
+    pub(crate) fn has_losses(&self) -> bool {
+        matches!(self, Bond::Elastic(_, losses) if losses.any())
+    }
+
+    /// Why ranks could not be connected: what has become of one of them, if that comes to light, or what this rank saw.
+    pub(crate) fn with_verdict(&self, error: Error) -> Error {
+        let Bond::Job(lifeline) = self else { return error };
+        let (teller, told) = mpsc::channel();
+        lifeline.on_failure(move |verdict| drop(teller.send(verdict.clone())));
+        told.recv_timeout(VERDICT_MAY_FOLLOW).map_or(error, Error::Lost)
+    }
+
+    /// Tells whoever keeps the rendezvous that this rank's collectives have failed, unless it knows. Members of an
+    /// elastic job find out for themselves.
+    pub(crate) fn blame(&self, rank: Option<Rank>, cause: String) {
+        if let Bond::Job(lifeline) = self
+            && lifeline.notice().is_none()
+        {
+            lifeline.blame(rank, cause);
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! A process as a member of an elastic job: [`Member`], and what programs may ask of it.
+//!
+//! Ranks of an elastic job come and go; the processes that stay are members, and go from one generation to the next. A
+//! world is a rank's view of one generation. When a member is lost, every collective of the world fails with that
+//! cause; the program drops its world and calls [`crate::init`] again, which comes back when the members have agreed on
+//! the next generation (`cluster::membership`), with another rank and size. So a process keeps its memory, and all that
+//! is rebuilt are connections.
+//!
+//! What is kept between worlds is here, once in a process: the membership endpoint and the lifeline. A generation in
+//! which somebody is lost before all are connected is left at once for the next one (`setup`).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use farandole_cluster::membership::{Endpoint, EndpointOptions, Generation, Limits, Loss, LossNotice, MemberId};
+use farandole_cluster::{ElasticMember, Entry, Environment, FailureKind, Lifeline, RendezvousAccess};
+use farandole_plan::Rank;
+
+use crate::error::{Error, Result};
+
+/// This process's part in its elastic job, from the first `init` on.
+static MEMBER: Mutex<Option<Arc<Member>>> = Mutex::new(None);
+
+/// The generation that this process is in; zero: none.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Member {
+    id: MemberId,
+    endpoint: Endpoint,
+    lifeline: Lifeline,
+    timeout: Duration,
+    /// The first generation, until it is entered.
+    founded: Mutex<Option<Arc<Generation>>>,
+}
+
+/// What a process brings to the rendezvous: where its endpoint is, and its introduction to the others.
+struct Brought {
+    contact: Vec<u8>,
+    payload: Vec<u8>,
+}
+
+impl Brought {
+    fn encode(&self) -> Vec<u8> {
+        let length = (self.contact.len() as u32).to_le_bytes();
+        [&length[..], &self.contact, &self.payload].concat()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Brought> {
+        let (length, rest) = bytes.split_first_chunk()?;
+        let (contact, payload) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        Some(Brought { contact: contact.to_vec(), payload: payload.to_vec() })
+    }
+
+    fn read(member: u64, bytes: &[u8]) -> Result<Brought> {
+        Brought::decode(bytes).ok_or_else(|| {
+            Error::Rendezvous(format!(
+                "member {member} came to the rendezvous with something that is not an address: does it run the same \
+                 version of farandole?"
+            ))
+        })
+    }
+}
+
+impl Member {
+    /// This process as a member, which it becomes with the first call. `payload` is what it brings along then.
+    pub(crate) fn get(
+        elastic: &ElasticMember,
+        access: &RendezvousAccess,
+        host: &str,
+        silence: Option<Duration>,
+        payload: &[u8],
+    ) -> Result<Arc<Member>> {
+        let mut member = lock();
+        if let Some(member) = &*member {
+            return Ok(Arc::clone(member));
+        }
+        let made = Arc::new(Member::enter(elastic, access, host, silence, payload)?);
+        let weak = Arc::downgrade(&made);
+        made.lifeline.on_loss(move |lost, notice| {
+            let Some(member) = weak.upgrade() else { return };
+            let ended =
+                matches!(notice.kind, FailureKind::Exited { .. } | FailureKind::Signalled { .. } | FailureKind::Gone);
+            let loss = if ended { Loss::Certain } else { Loss::Suspected };
+            member.endpoint.report(MemberId(lost), loss, notice.to_string());
+        });
+        *member = Some(Arc::clone(&made));
+        Ok(made)
+    }
+
+    fn enter(
+        elastic: &ElasticMember,
+        access: &RendezvousAccess,
+        host: &str,
+        silence: Option<Duration>,
+        payload: &[u8],
+    ) -> Result<Member> {
+        let id = MemberId(elastic.number);
+        let limits = Limits { min_members: elastic.min_np, max_members: elastic.max_np, silence };
+        let options = EndpointOptions {
+            host: host.to_owned(),
+            listen_at: access.listen_at.clone(),
+            ..EndpointOptions::new(access.key.clone(), access.job, limits)
+        };
+        let endpoint = Endpoint::bind(options)?;
+        let brought = Brought { contact: endpoint.contact(), payload: payload.to_vec() };
+        let rendezvous = access.rendezvous.clone().expect("invariant: an elastic job has a launcher");
+        let deadline = Instant::now() + elastic.timeout;
+        let (entry, lifeline) = rendezvous.with_silence(silence).enter(elastic.number, &brought.encode(), deadline)?;
+        let mut founded = None;
+        match entry {
+            Entry::Founding(generation) => {
+                let read = |(number, blob): &(u64, Vec<u8>)| {
+                    Brought::read(*number, blob)
+                        .map(|Brought { contact, payload }| (MemberId(*number), payload, contact))
+                };
+                founded = Some(endpoint.found(id, generation.members.iter().map(read).collect::<Result<_>>()?));
+            }
+            Entry::Joining { seeds } => {
+                let contacts = seeds.iter().filter_map(|seed| Brought::decode(seed)).map(|seed| seed.contact);
+                endpoint.join(id, contacts.collect());
+            }
+        }
+        Ok(Member { id, endpoint, lifeline, timeout: elastic.timeout, founded: Mutex::new(founded) })
+    }
+
+    /// How long it waits for a generation.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Waits until the members have agreed on a generation with this process in it, and says what losses end it.
+    pub(crate) fn next_generation(&self, payload: &[u8], deadline: Instant) -> Result<(Arc<Generation>, Arc<Losses>)> {
+        let founded = self.founded.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let own = |generation: &Arc<Generation>| {
+            generation.rank(self.id).map(|rank| generation.members[rank].payload.clone())
+        };
+        let generation = match founded.filter(|generation| own(generation).is_some_and(|own| *own == *payload)) {
+            Some(generation) => generation,
+            None => self.endpoint.next_generation(payload.to_vec(), deadline)?,
+        };
+        let losses = Arc::new(Losses { generation: generation.number, heard: Mutex::default() });
+        let heard = Arc::clone(&losses);
+        self.endpoint.on_loss(move |notice| heard.hear(notice));
+        GENERATION.store(generation.number, Ordering::Relaxed);
+        let brought = |member: &farandole_cluster::membership::Introduction| {
+            (member.id.0, Brought { contact: member.contact.to_vec(), payload: member.payload.to_vec() }.encode())
+        };
+        self.lifeline.tell_generation(generation.number, generation.members.iter().map(brought).collect());
+        Ok((generation, losses))
+    }
+
+    /// This process's rank in a generation.
+    pub(crate) fn rank(&self, generation: &Generation) -> Rank {
+        Rank::from(generation.rank(self.id).expect("invariant: a member enters generations that it is in"))
+    }
+
+    pub(crate) fn lifeline(&self) -> &Lifeline {
+        &self.lifeline
+    }
+}
+
+type OnLoss = Box<dyn Fn(Option<Rank>, &str) + Send>;
+
+/// Losses that end a generation, and who wants to know of them.
+pub(crate) struct Losses {
+    generation: u64,
+    /// Locked by the endpoint's thread when a loss is heard, and while callbacks run; by `setup` to add one.
+    heard: Mutex<(Vec<LossNotice>, Vec<OnLoss>)>,
+}
+
+impl Losses {
+    fn hear(&self, notice: &LossNotice) {
+        if notice.generation == self.generation {
+            let mut heard = self.lock();
+            heard.1.iter().for_each(|on_loss| tell(on_loss, notice));
+            heard.0.push(notice.clone());
+        }
+    }
+
+    /// Calls back for every loss, and here and now for those that are known.
+    pub(crate) fn on_loss(&self, on_loss: impl Fn(Option<Rank>, &str) + Send + 'static) {
+        let mut heard = self.lock();
+        heard.0.iter().for_each(|notice| tell(&on_loss, notice));
+        heard.1.push(Box::new(on_loss));
+    }
+
+    /// Whether there was one.
+    pub(crate) fn any(&self) -> bool {
+        !self.lock().0.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Vec<LossNotice>, Vec<OnLoss>)> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn tell(on_loss: &impl Fn(Option<Rank>, &str), notice: &LossNotice) {
+    on_loss(notice.rank.map(Rank::from), &notice.to_string());
+}
+
+impl std::fmt::Debug for Losses {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Losses").field("generation", &self.generation).field("heard", &self.lock().0).finish()
+    }
+}
+
+/// Whether this process is a member of an elastic job, as its environment says.
+pub fn is_enabled() -> bool {
+    static IS_ENABLED: OnceLock<bool> = OnceLock::new();
+    *IS_ENABLED.get_or_init(|| Environment::from_process().is_ok_and(|environment| environment.elastic.is_some()))
+}
+
+/// The number of the generation that this process is in, if its job is elastic and it has entered one.
+pub fn generation() -> Option<u64> {
+    Some(GENERATION.load(Ordering::Relaxed)).filter(|number| *number > 0)
+}
+
+/// How many processes wait to join the job. Costs next to nothing; members may see different numbers for a moment, so
+/// they agree (by a collective) before they leave their world for the next generation.
+pub fn candidates() -> usize {
+    lock().as_ref().map_or(0, |member| member.endpoint.candidates())
+}
+
+/// Leaves an elastic job for good and in order: the others go on without this process. A process that ends without it
+/// counts as lost.
+pub fn leave() {
+    let member = lock().take();
+    if let Some(member) = member {
+        member.endpoint.leave();
+        GENERATION.store(0, Ordering::Relaxed);
+    }
+}
+
+fn lock() -> MutexGuard<'static, Option<Arc<Member>>> {
+    MEMBER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_brought_is_read() {
+        let brought = Brought { contact: vec![1, 2, 3], payload: vec![4; 300] };
+        let read = Brought::decode(&brought.encode()).unwrap();
+        assert_eq!((read.contact, read.payload), (brought.contact, brought.payload));
+        for garbage in [&[][..], &[1, 0, 0], &[9, 0, 0, 0, 1]] {
+            assert!(Brought::read(3, garbage).is_err_and(|error| error.to_string().contains("member 3")));
+        }
+    }
+
+    #[test]
+    fn losses_of_other_generations_end_nothing() {
+        let losses = Losses { generation: 2, heard: Mutex::default() };
+        let notice = |generation| LossNotice {
+            generation,
+            member: MemberId(5),
+            rank: Some(1),
+            loss: Loss::Certain,
+            cause: "it was killed".to_owned(),
+        };
+        losses.hear(&notice(1));
+        assert!(!losses.any());
+        losses.hear(&notice(2));
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let tell = Arc::clone(&told);
+        losses.on_loss(move |rank, cause| tell.lock().unwrap().push((rank, cause.to_owned())));
+        let told = told.lock().unwrap();
+        assert_eq!(told[0].0, Some(Rank(1)));
+        assert!(told[0].1.contains("it was killed"), "{told:?}");
+    }
+}
