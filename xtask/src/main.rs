@@ -12,6 +12,7 @@ mod ci;
 mod cycles;
 mod deny;
 mod detect;
+mod elastic_bench;
 mod freeze;
 mod fuzz;
 mod jax_bench;
@@ -49,7 +50,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 27] = [
+const CHORES: [Chore; 28] = [
     Chore {
         name: "ci",
         summary: "all that continuous integration runs; installs what is missing [--fast] [--from LEG] [--only LEG]",
@@ -107,6 +108,11 @@ const CHORES: [Chore; 27] = [
         name: "train-bench",
         summary: "a step of training, against PyTorch's [--rounds N] [MODEL BATCH SIDE]…",
         run: train_bench::run,
+    },
+    Chore {
+        name: "elastic-bench",
+        summary: "how long a job stands still when it loses a rank, against torchrun [words for the script]",
+        run: elastic_bench::run,
     },
     Chore { name: "startup", summary: "how soon a job is done, against mpirun [--rounds N]", run: startup::run },
     Chore {
