@@ -3,16 +3,17 @@
 //!
 //! `lab.rs` makes the hosts and the network between them, `host.rs` is one of them, `running.rs` a command that runs
 //! there. The other files are tests: `laboratory.rs` of the laboratory itself, `jobs.rs` of jobs that go well,
-//! `faults.rs` of jobs that are hit by something, `frozen.rs` of jobs that are stopped for a while, `unreachable.rs` of
-//! jobs that cannot start, `cycles.rs` of what is left after many, `tasks.rs` of jobs with more than a command,
-//! `doctoring.rs` of the doctor's visits, `training.rs` of the built-in trainer, `wire.rs` of what can be read on the
-//! network. Everything here needs root, iproute2 and openssh-server; where one of these is missing, tests fail with a
-//! line that says so.
+//! `faults.rs` of jobs that are hit by something, `elastic.rs` of those that go on then, `frozen.rs` of jobs that are
+//! stopped for a while, `unreachable.rs` of jobs that cannot start, `cycles.rs` of what is left after many, `tasks.rs`
+//! of jobs with more than a command, `doctoring.rs` of the doctor's visits, `training.rs` of the built-in trainer,
+//! `wire.rs` of what can be read on the network. Everything here needs root, iproute2 and openssh-server; where one of
+//! these is missing, tests fail with a line that says so.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod cycles;
 mod doctoring;
+mod elastic;
 mod faults;
 mod frozen;
 mod host;

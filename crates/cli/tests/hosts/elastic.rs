@@ -1,0 +1,85 @@
+//! Elastic jobs over three hosts: a cut cable, a killed agent and a killed launcher end nobody elsewhere.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::host::Host;
+use crate::jobs::{all_gone, of_the_job};
+use crate::lab::{Family, Lab, until_within};
+use crate::running::Running;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The file that ends members of a host, as they see it and as the test does.
+const END: &str = "/run/lab/end";
+
+/// An elastic job with a member on each host, which meets the others and waits.
+fn job(lab: &Lab, flags: &[&str]) -> Running {
+    let member = std::path::Path::new(env!("CARGO_BIN_EXE_farandole")).with_file_name("examples/elastic_member");
+    let member = member.display().to_string();
+    let mut words = vec!["run", "-H", "h0:1,h1:1,h2:1", "-np", "3", "--min-np", "1", "--heartbeat-timeout", "2"];
+    words.extend(flags);
+    words.extend([member.as_str(), END]);
+    let mut job = lab.host(0).farandole(&words);
+    job.wait_for_output(3, " founds 0 1 2");
+    job
+}
+
+fn end_members(lab: &Lab) {
+    lab.hosts().iter().for_each(|host| host.write("end", ""));
+}
+
+fn members(host: &Host) -> usize {
+    // A process that is about to end has no words any more.
+    let is_member = |word: &String| word.ends_with("/elastic_member");
+    host.guests().iter().filter(|process| process.words.first().is_some_and(is_member)).count()
+}
+
+#[test]
+fn a_host_that_is_cut_off_is_lost_and_used_again_when_it_is_back() {
+    let lab = Lab::new(3, Family::V4);
+    let mut job = job(&lab, &["--start-timeout", "4"]);
+    lab.cut(2);
+    job.wait_for_output(1, "0 has lost 2: member 2 on h2");
+    job.wait_for_output(1, "1 has lost 2: member 2 on h2");
+    lab.mend(2);
+    job.wait_for_output(1, " joins 0 1 2");
+    end_members(&lab);
+    let ended = job.wait_within(PATIENCE);
+    assert_eq!(ended.code(), 0, "{}", ended.said());
+    assert!(ended.stderr.iter().any(|line| line.contains("h2 has not been heard of for 2.")), "{}", ended.said());
+    all_gone(&lab, PATIENCE);
+}
+
+#[test]
+fn a_killed_agent_is_started_again_and_the_others_hear_of_its_member() {
+    let lab = Lab::new(3, Family::V6);
+    let mut job = job(&lab, &[]);
+    let agent = of_the_job(lab.host(1)).into_iter().find(|process| process.words[1..] == ["agent"]).unwrap();
+    agent.signal(Signal::KILL);
+    job.wait_for_output(1, "0 has lost 1: member 1 on h1");
+    job.wait_for_output(1, "2 has lost 1: member 1 on h1");
+    job.wait_for_output(1, "3 joins 0 1 2");
+    end_members(&lab);
+    let ended = job.wait_within(PATIENCE);
+    assert_eq!(ended.code(), 0, "{}", ended.said());
+    assert!(ended.last_line().ends_with("; member 3 was started in its place"), "{}", ended.said());
+    all_gone(&lab, PATIENCE);
+}
+
+#[test]
+fn members_on_all_hosts_outlive_the_launcher() {
+    let lab = Lab::new(3, Family::V4);
+    let job = job(&lab, &[]);
+    job.signal(Signal::KILL);
+    // Longer than the silence that is a death.
+    std::thread::sleep(Duration::from_secs(4));
+    let left: Vec<usize> = lab.hosts().iter().map(members).collect();
+    assert_eq!(left, [1, 1, 1], "somebody was ended with the launcher");
+    end_members(&lab);
+    until_within(PATIENCE, "members and agents have ended", || {
+        lab.hosts().iter().all(|host| members(host) == 0 && of_the_job(host).is_empty())
+    });
+    drop(job);
+}
