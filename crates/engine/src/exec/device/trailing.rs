@@ -26,6 +26,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How long the end of a group waits for what trails. It may stand behind kernels of the program that never end.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(2);
 
+/// How long a device took for what, in nanoseconds.
+type StepTimes = Vec<(DeviceStep, u64)>;
+
 /// A bucket that is queued.
 #[derive(Debug)]
 pub(crate) struct Queued {
@@ -68,7 +71,7 @@ impl Trailing {
     ///
     /// # Errors
     /// If the device has failed.
-    pub(crate) fn take_done(&mut self, now: Duration) -> Result<Option<(Operation, Vec<(DeviceStep, u64)>)>> {
+    pub(crate) fn take_done(&mut self, now: Duration) -> Result<Option<(Operation, StepTimes)>> {
         self.looked = now;
         let Some((_, first)) = self.queued.front() else { return Ok(None) };
         if !first.event.has_happened().map_err(|error| local("waiting for the device", error))? {
