@@ -67,6 +67,20 @@ pub enum Error {
         /// The most that is carried.
         most: usize,
     },
+    /// The others have gone on without this process.
+    Evicted {
+        /// The first generation that it knows to be without it.
+        generation: u64,
+        /// Why.
+        cause: String,
+    },
+    /// There was no next generation in time.
+    NoGeneration {
+        /// How long this process was at the boundary.
+        waited: Duration,
+        /// What it waited for.
+        cause: String,
+    },
     /// The operating system refused something on this side.
     Local {
         /// What we tried.
@@ -112,6 +126,12 @@ impl fmt::Display for Error {
             Error::Refused { why } => write!(f, "the rendezvous turned this rank away: {why}"),
             Error::TooLong { bytes, most } => {
                 write!(f, "a message of {bytes} bytes is too long for the rendezvous, which carries {most}")
+            }
+            Error::Evicted { generation, cause } => {
+                write!(f, "this process is evicted from generation {generation}: {cause}; it can join again")
+            }
+            Error::NoGeneration { waited, cause } => {
+                write!(f, "no next generation within {:.1} s (elastic timeout): {cause}", waited.as_secs_f64())
             }
             Error::Local { doing, source } => write!(f, "{doing}: {source}"),
         }

@@ -7,6 +7,7 @@
 //!   [`FailureNotice`]. A [`Server`] hosts the rendezvous.
 //! - [`launch`]: starts a job on one host or many ([`launch::run`] with a [`launch::JobSpec`]). The launcher decides;
 //!   an agent on each host obeys.
+//! - [`membership`]: the [`membership::Endpoint`] by which members of an elastic job agree on generations.
 //! - [`live`]: the state of a running job for `farandole top` and for Prometheus.
 //! - [`channel`]: encrypted messages between processes that hold the job's key.
 //!
@@ -26,6 +27,7 @@ pub mod failure_notice;
 pub mod launch;
 pub mod live;
 mod mailbox;
+pub mod membership;
 pub mod rendezvous;
 
 #[cfg(test)]

@@ -38,6 +38,7 @@ mod gather;
 mod halving;
 mod hierarchical;
 pub mod item;
+pub mod membership;
 pub mod message;
 pub mod p2p;
 pub mod plane;

@@ -38,6 +38,8 @@ pub enum ChannelPurpose {
     Agent,
     /// A host finds out whether it reaches another; the caller is the host that it looks for.
     Probe,
+    /// A member of an elastic job talks to another; the caller is the lower half of its number.
+    Membership,
 }
 
 impl ChannelPurpose {
@@ -46,6 +48,7 @@ impl ChannelPurpose {
             ChannelPurpose::Rendezvous => 1,
             ChannelPurpose::Agent => 2,
             ChannelPurpose::Probe => 3,
+            ChannelPurpose::Membership => 4,
         }
     }
 }

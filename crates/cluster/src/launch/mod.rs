@@ -42,3 +42,4 @@ pub use job_spec::{
     Alias, Colour, Drawer, Gpus, HostSlots, JobSpec, Mps, OutputOptions, Prefix, Ssh, TaskFiles, Timestamps, Verbose,
 };
 pub use placement::{JobPlacement, RankPlacement};
+pub(crate) use socket::Socket;

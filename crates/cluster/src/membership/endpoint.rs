@@ -1,0 +1,319 @@
+//! A process's handle on the membership of its job.
+//!
+//! All the work is done by one thread (`endpoint_loop`); this handle sends it commands and waits for what it decides.
+//! One thread of the process is at the boundary at a time.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use farandole_plan::membership::{Generation, Introduction, Limits, Loss, MemberId, Waiting};
+use farandole_transport::{Countdown, JobId, Key};
+
+use super::connection::MemberListener;
+use super::endpoint_loop::{EndpointLoop, GOODBYE_PATIENCE};
+use super::wire::Place;
+use crate::environment;
+use crate::error::{Error, Result};
+use crate::mailbox::Mailbox;
+
+/// The thread reads, seals and calls back; the largest thing on its stack is a read buffer of 8 KB.
+const STACK_BYTES: usize = 256 << 10;
+
+/// What an endpoint needs to know before anybody is met.
+#[derive(Clone, Debug)]
+pub struct EndpointOptions {
+    /// The job's key.
+    pub key: Key,
+    /// Which job this is; others may have the same key.
+    pub job: JobId,
+    /// Identity of this host, within which Unix sockets are used.
+    pub host: String,
+    /// Where members of other hosts connect; port 0 becomes a free one. Empty, if there are none.
+    pub listen_at: Vec<SocketAddr>,
+    /// How many members there may be, and how long one may be silent.
+    pub limits: Limits,
+}
+
+impl EndpointOptions {
+    /// For a job on this host.
+    pub fn new(key: Key, job: JobId, limits: Limits) -> EndpointOptions {
+        EndpointOptions { key, job, host: environment::this_host(), listen_at: Vec::new(), limits }
+    }
+}
+
+/// A member of the current generation is lost, or this process is evicted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LossNotice {
+    /// The generation that cannot go on.
+    pub generation: u64,
+    /// Who; this process itself, if the others have gone on without it.
+    pub member: MemberId,
+    /// The rank of that member in the generation.
+    pub rank: Option<usize>,
+    /// How sure that is.
+    pub loss: Loss,
+    /// What was seen.
+    pub cause: String,
+}
+
+impl fmt::Display for LossNotice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LossNotice { generation, member, rank, loss, cause } = self;
+        match rank {
+            Some(rank) => write!(f, "rank {rank} of generation {generation} (member {member}) ")?,
+            None => write!(f, "member {member} of generation {generation} ")?,
+        }
+        let how = if *loss == Loss::Certain { "is lost" } else { "cannot be reached" };
+        write!(f, "{how}: {cause}")
+    }
+}
+
+/// A process's part in the membership of its job. Dropping it leaves in order.
+pub struct Endpoint {
+    contact: Vec<u8>,
+    commands: Mailbox<Command>,
+    shared: Arc<Shared>,
+    /// The process that has the thread: a fork of it has a copy of this handle and takes no part.
+    pid: u32,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the endpoint's thread is to do.
+#[derive(Debug)]
+pub(super) enum Command {
+    Found { me: MemberId, generation: Arc<Generation> },
+    Join { me: MemberId, seeds: Vec<Vec<u8>> },
+    Come(Vec<u8>),
+    GiveUp,
+    Report { member: MemberId, loss: Loss, cause: String },
+    Leave,
+}
+
+type OnLoss = Box<dyn Fn(&LossNotice) + Send>;
+
+/// What the endpoint's thread and the handle share.
+#[derive(Default)]
+pub(super) struct Shared {
+    /// Locked by the thread when something is decided or lost, and while the callback runs; by the process when it
+    /// waits, asks or sets the callback.
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Written by the thread, read by the process once in a step or so; only a hint.
+    pub(super) candidates: AtomicUsize,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) generation: Option<Arc<Generation>>,
+    /// Set when somebody who is at the boundary gets what it waits for.
+    pub(super) outcome: Option<Outcome>,
+    pub(super) waiting: Option<Waiting>,
+    /// Losses in the current generation; a callback that comes later hears of them.
+    notices: Vec<LossNotice>,
+    on_loss: Option<OnLoss>,
+    /// Set when the thread has ended.
+    pub(super) over: bool,
+}
+
+/// How a stay at the boundary has ended.
+#[derive(Clone, Debug)]
+pub(super) enum Outcome {
+    Installed(Arc<Generation>),
+    Evicted { generation: u64, cause: String },
+    GaveUp,
+}
+
+impl Endpoint {
+    /// Listens for other members, whom it does not know yet.
+    pub fn bind(options: EndpointOptions) -> Result<Endpoint> {
+        let starting = |error| Error::local("starting the membership endpoint", error);
+        let random = Key::random().map_err(|error| starting(std::io::Error::other(error)))?.to_hex();
+        let unix_name = format!("farandole-member-{}-{}", std::process::id(), &random[..16]);
+        let mut listeners = vec![MemberListener::unix(&unix_name).map_err(starting)?];
+        for at in &options.listen_at {
+            let listening = |error| Error::local(format!("listening for members at {at}"), error);
+            listeners.push(MemberListener::tcp(*at).map_err(listening)?);
+        }
+        let tcp = listeners.iter().filter_map(MemberListener::tcp_address).collect();
+        let contact = Place { host: options.host.clone(), unix_name, tcp }.encode();
+        let commands = Mailbox::new().map_err(starting)?;
+        let shared = Arc::<Shared>::default();
+        let endpoint_loop =
+            EndpointLoop::new(options, contact.clone(), listeners, commands.clone(), Arc::clone(&shared));
+        let thread = std::thread::Builder::new()
+            .name("membership".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || endpoint_loop.run())
+            .map_err(starting)?;
+        Ok(Endpoint { contact, commands, shared, pid: std::process::id(), thread: Some(thread) })
+    }
+
+    /// Where this endpoint listens, for the others.
+    pub fn contact(&self) -> Vec<u8> {
+        self.contact.clone()
+    }
+
+    /// Begins as a member of the first generation, whose members, with what they bring along and their contacts, are
+    /// known to all of them in the same order.
+    pub fn found(&self, me: MemberId, members: Vec<(MemberId, Vec<u8>, Vec<u8>)>) -> Arc<Generation> {
+        let introduce = |(id, payload, contact): (MemberId, Vec<u8>, Vec<u8>)| Introduction {
+            id,
+            contact: contact.into(),
+            payload: payload.into(),
+        };
+        let members = members.into_iter().map(introduce).collect();
+        let generation = Arc::new(Generation { number: 1, members, left_out: Vec::new() });
+        assert!(generation.contains(me), "invariant: whoever founds a generation is in it");
+        self.shared.enter(Arc::clone(&generation));
+        self.commands.post(Command::Found { me, generation: Arc::clone(&generation) });
+        generation
+    }
+
+    /// Begins as a candidate, who gets into a generation by [`Endpoint::next_generation`]. `seeds` are contacts of
+    /// members, as far as known. Whoever was evicted can come back so, with a number that nobody has had.
+    pub fn join(&self, me: MemberId, seeds: Vec<Vec<u8>>) {
+        self.shared.change(|state| *state = State { on_loss: state.on_loss.take(), ..State::default() });
+        self.commands.post(Command::Join { me, seeds });
+    }
+
+    /// Comes to the boundary with `payload`, and waits for the next generation. At the deadline it takes part no more,
+    /// and the error says what it waited for. Time in which this process is stopped does not count.
+    pub fn next_generation(&self, payload: Vec<u8>, deadline: Instant) -> Result<Arc<Generation>> {
+        let began = Instant::now();
+        let countdown = Countdown::until(deadline);
+        let mut state = self.shared.state();
+        if !matches!(state.outcome, Some(Outcome::Evicted { .. })) {
+            state.outcome = None;
+            self.commands.post(Command::Come(payload));
+        }
+        let mut gives_up = false;
+        loop {
+            let waited = began.elapsed();
+            match state.outcome.clone() {
+                Some(Outcome::Installed(generation)) => return Ok(generation),
+                Some(Outcome::Evicted { generation, cause }) => return Err(Error::Evicted { generation, cause }),
+                Some(Outcome::GaveUp) => return Err(no_generation(&state, waited)),
+                None if state.over => return Err(no_generation(&state, waited)),
+                None => {}
+            }
+            let step = countdown.step();
+            if step.is_zero() && !gives_up {
+                gives_up = true;
+                self.commands.post(Command::GiveUp);
+            }
+            let step = if gives_up { Countdown::STEP } else { step };
+            state = self.shared.changed.wait_timeout(state, step).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The generation that this process is in.
+    pub fn generation(&self) -> Option<Arc<Generation>> {
+        self.shared.state().generation.clone()
+    }
+
+    /// How many candidates wait that the next generation has room for. Costs nothing; members may see different
+    /// numbers for a moment.
+    pub fn candidates(&self) -> usize {
+        self.shared.candidates.load(Ordering::Relaxed)
+    }
+
+    /// What this process waits for at the boundary, in words; `None` if it does not.
+    pub fn waiting(&self) -> Option<String> {
+        self.shared.state().waiting.as_ref().map(Waiting::to_string)
+    }
+
+    /// Says that somebody else has noticed a loss: certain, if its process was seen to end; suspected, if somebody has
+    /// trouble with it. A suspect that is heard of within a heartbeat is none.
+    pub fn report(&self, member: MemberId, loss: Loss, cause: impl Into<String>) {
+        self.commands.post(Command::Report { member, loss, cause: cause.into() });
+    }
+
+    /// Calls back when a member of the current generation is lost, or this process is evicted: on the endpoint's
+    /// thread, and here and now for what is known already. The callback must be quick and must not call this endpoint;
+    /// it takes the place of the one before.
+    pub fn on_loss(&self, callback: impl Fn(&LossNotice) + Send + 'static) {
+        let mut state = self.shared.state();
+        state.notices.iter().for_each(&callback);
+        state.on_loss = Some(Box::new(callback));
+    }
+
+    /// Leaves in order: the others' next generation is without this process. Waits a moment until they can know.
+    pub fn leave(&self) {
+        if self.pid != std::process::id() {
+            return;
+        }
+        self.commands.post(Command::Leave);
+        let until = Instant::now() + 2 * GOODBYE_PATIENCE;
+        let mut state = self.shared.state();
+        while !state.over {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let generation = self.generation().map(|generation| generation.number);
+        f.debug_struct("Endpoint").field("generation", &generation).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            // The thread did not come along into this process.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        self.commands.post(Command::Leave);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes what a waiting thread looks at, and wakes it.
+    pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        self.changed.notify_all();
+    }
+
+    /// Notes that this process is in a generation.
+    pub(super) fn enter(&self, generation: Arc<Generation>) {
+        self.change(|state| {
+            state.notices.clear();
+            state.waiting = None;
+            state.outcome = Some(Outcome::Installed(Arc::clone(&generation)));
+            state.generation = Some(generation);
+        });
+    }
+
+    pub(super) fn tell(&self, notice: LossNotice) {
+        let mut state = self.state();
+        if let Some(on_loss) = &state.on_loss {
+            on_loss(&notice);
+        }
+        state.notices.push(notice);
+    }
+}
+
+fn no_generation(state: &State, waited: Duration) -> Error {
+    let cause = match &state.waiting {
+        Some(waiting) => waiting.to_string(),
+        None => "this process has left".to_string(),
+    };
+    Error::NoGeneration { waited, cause }
+}

@@ -1,0 +1,411 @@
+//! The thread behind an [`super::Endpoint`]: one poll loop over the listeners, all connections and the commands.
+//!
+//! Of two members the one with the higher number connects to the other, and a candidate connects to everybody. A
+//! connection that breaks is made again by the same side. There may be two to one member for a while, if a candidate
+//! and somebody who was let in meanwhile call each other; messages go over the older one, and the member has ended when
+//! both have.
+//!
+//! **Invariant:** only the poll blocks. Nothing is read before this process has its number, so everything that others
+//! say meets a state machine.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use farandole_plan::membership::{Effect, Evidence, Loss, MemberId, MemberMessage, Membership};
+use farandole_transport::AwakeClock;
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::connection::{Connection, MemberListener, Stage, Target, judge_end};
+use super::endpoint::{Command, EndpointOptions, LossNotice, Outcome, Shared};
+use super::wire::{Packet, Place};
+use crate::channel::Received;
+use crate::mailbox::Mailbox;
+
+/// How long somebody who leaves waits until its last words are on their way.
+pub(super) const GOODBYE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Between processes that are well a handshake is one round trip; on a crowded machine one of them may lose the
+/// processor for a second.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Between attempts to connect to somebody: soon enough for one that is just starting, and no burden.
+const DIAL_PAUSE: Duration = Duration::from_millis(100);
+
+/// The loop turns at least this often, to notice that this process was stopped.
+const TURN_AT_LEAST: Duration = Duration::from_millis(500);
+
+/// When no descriptor is left for a new connection, the next attempt waits this long.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+type ConnectionId = u64;
+
+/// The state of the endpoint's thread.
+pub(super) struct EndpointLoop {
+    options: EndpointOptions,
+    contact: Arc<[u8]>,
+    listeners: Vec<MemberListener>,
+    commands: Mailbox<Command>,
+    shared: Arc<Shared>,
+    /// Awake time is counted from here.
+    began: Instant,
+    machine: Option<Membership>,
+    seeds: Vec<Vec<u8>>,
+    connections: BTreeMap<ConnectionId, Connection>,
+    next_id: ConnectionId,
+    /// When somebody is dialed again, and how often it was.
+    dialed: BTreeMap<Target, (Instant, usize)>,
+    accept_again: Option<Instant>,
+}
+
+/// Whether the thread goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum After {
+    More,
+    Nothing,
+}
+
+impl EndpointLoop {
+    pub(super) fn new(
+        options: EndpointOptions,
+        contact: Vec<u8>,
+        listeners: Vec<MemberListener>,
+        commands: Mailbox<Command>,
+        shared: Arc<Shared>,
+    ) -> EndpointLoop {
+        EndpointLoop {
+            options,
+            contact: contact.into(),
+            listeners,
+            commands,
+            shared,
+            began: Instant::now(),
+            machine: None,
+            seeds: Vec::new(),
+            connections: BTreeMap::new(),
+            next_id: 0,
+            dialed: BTreeMap::new(),
+            accept_again: None,
+        }
+    }
+
+    /// Turns the loop until this process leaves.
+    pub(super) fn run(mut self) {
+        let mut clock = AwakeClock::new(self.began).judging_by(self.options.limits.silence.unwrap_or_default());
+        loop {
+            let at_most = self.longest_wait(clock.last());
+            let ready = self.wait(at_most);
+            let now = clock.look(Instant::now(), at_most);
+            if self.obey(now) == After::Nothing {
+                break;
+            }
+            if self.machine.is_some() {
+                self.accept(now);
+                for connection in ready {
+                    self.attend(connection, now);
+                }
+                self.look_at_clocks(now);
+                self.dial(now);
+            }
+        }
+        self.say_goodbye();
+        self.shared.change(|state| state.over = true);
+    }
+
+    /// How long nothing can be due.
+    fn longest_wait(&self, now: Instant) -> Duration {
+        let machine = self.machine.as_ref().and_then(Membership::due).map(|due| self.began + due);
+        let handshakes = self.connections.values().filter_map(|connection| {
+            connection.began.filter(|_| connection.stage == Stage::Handshake).map(|began| began + HANDSHAKE_TIMEOUT)
+        });
+        let dials = self.targets().into_iter().filter_map(|(target, _)| Some(self.dialed.get(&target)?.0));
+        let due = machine.into_iter().chain(handshakes).chain(dials).chain(self.accept_again).min();
+        due.map_or(TURN_AT_LEAST, |due| due.saturating_duration_since(now).min(TURN_AT_LEAST))
+    }
+
+    /// Waits until something happens or is due; returns the connections that are ready.
+    fn wait(&self, at_most: Duration) -> Vec<ConnectionId> {
+        let listening = self.machine.is_some() && self.accept_again.is_none();
+        let mut fds = vec![PollFd::new(&self.commands, PollFlags::IN)];
+        let flags = if listening { PollFlags::IN } else { PollFlags::empty() };
+        fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, flags)));
+        let first = fds.len();
+        fds.extend(self.connections.values().map(|connection| {
+            let writing = if connection.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
+            PollFd::from_borrowed_fd(connection.channel.fd(), PollFlags::IN | writing)
+        }));
+        // A millisecond more, lest the loop turns several times just before something is due.
+        let timeout = (at_most + Duration::from_millis(1)).try_into().ok();
+        if poll(&mut fds, timeout.as_ref()).is_err() {
+            return Vec::new();
+        }
+        let ready = self.connections.keys().zip(&fds[first..]).filter(|(_, fd)| !fd.revents().is_empty());
+        ready.map(|(connection, _)| *connection).collect()
+    }
+
+    fn obey(&mut self, now: Instant) -> After {
+        for command in self.commands.take() {
+            match command {
+                Command::Found { me, generation } => {
+                    let machine = Membership::member(me, generation, self.options.limits, self.time(now));
+                    self.begin(machine, Vec::new());
+                }
+                Command::Join { me, seeds } => {
+                    let contact = Arc::clone(&self.contact);
+                    let machine = Membership::candidate(me, contact, self.options.limits, self.time(now));
+                    self.begin(machine, seeds);
+                }
+                Command::Come(payload) => self.drive(now, |machine, time| machine.come(payload.into(), time)),
+                Command::GiveUp => self.give_up(now),
+                Command::Report { member, loss, cause } => {
+                    let evidence = if loss == Loss::Certain { Evidence::Dead } else { Evidence::Doubted };
+                    self.drive(now, |machine, time| machine.learn(member, evidence, &cause, time));
+                }
+                Command::Leave => {
+                    self.drive(now, |machine, _| machine.leave());
+                    return After::Nothing;
+                }
+            }
+        }
+        After::More
+    }
+
+    /// Begins with a new number, and with new connections.
+    fn begin(&mut self, machine: Membership, seeds: Vec<Vec<u8>>) {
+        self.connections.clear();
+        self.dialed.clear();
+        (self.machine, self.seeds) = (Some(machine), seeds);
+    }
+
+    /// Takes part no more, unless the next generation has just come.
+    fn give_up(&mut self, now: Instant) {
+        if self.machine.as_ref().is_none_or(Membership::is_at_boundary) {
+            self.drive(now, |machine, _| machine.leave());
+            self.shared.change(|state| {
+                state.outcome.get_or_insert(Outcome::GaveUp);
+            });
+        }
+    }
+
+    fn time(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.began)
+    }
+
+    /// Lets the state machine do something, and does what it says.
+    fn drive(&mut self, now: Instant, step: impl FnOnce(&mut Membership, Duration)) {
+        let time = self.time(now);
+        let Some(machine) = &mut self.machine else { return };
+        let before = machine.generation().number;
+        step(machine, time);
+        let effects = machine.take_effects();
+        for effect in effects {
+            self.carry_out(effect, before);
+        }
+        if let Some(machine) = &self.machine {
+            self.shared.candidates.store(machine.candidates(), Ordering::Relaxed);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect, generation_before: u64) {
+        match effect {
+            Effect::Send { to, message } => self.send(to, message),
+            Effect::Lost { member, loss, cause } => {
+                let Some(generation) = self.machine.as_ref().map(|machine| Arc::clone(machine.generation())) else {
+                    return;
+                };
+                let (number, rank) = (generation.number, generation.rank(member));
+                let cause = cause.to_string();
+                self.shared.tell(LossNotice { generation: number, member, rank, loss, cause });
+            }
+            Effect::Installed(generation) => {
+                log::info!("generation {} has {} members", generation.number, generation.members.len());
+                self.shared.enter(generation);
+            }
+            Effect::Evicted { generation, cause } => {
+                let Some(member) = self.machine.as_ref().map(Membership::id) else { return };
+                let cause = cause.to_string();
+                let notice = LossNotice {
+                    generation: generation_before,
+                    member,
+                    rank: None,
+                    loss: Loss::Certain,
+                    cause: format!("this process is evicted from generation {generation}: {cause}"),
+                };
+                self.shared.tell(notice);
+                self.shared.change(|state| state.outcome = Some(Outcome::Evicted { generation, cause }));
+            }
+            Effect::Waiting(waiting) => {
+                log::info!("the next generation is waited for: {waiting}");
+                self.shared.change(|state| state.waiting = Some(waiting));
+            }
+        }
+    }
+
+    fn send(&mut self, to: MemberId, message: MemberMessage) {
+        if let Some(connection) = self.connections.values_mut().find(|connection| connection.peer() == Some(to)) {
+            connection.send(message);
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        if self.accept_again.is_some_and(|again| now < again) {
+            return;
+        }
+        self.accept_again = None;
+        for listener in 0..self.listeners.len() {
+            loop {
+                match self.listeners[listener].accept(&self.options.key) {
+                    Ok(connection) => self.add(connection, now),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(_) => {
+                        self.accept_again = Some(now + ACCEPT_PAUSE);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A connection is new; this side says who it is. To a stranger that goes out only when it has proved to hold the
+    /// key.
+    fn add(&mut self, mut connection: Connection, now: Instant) {
+        let Some(member) = self.machine.as_ref().map(Membership::id) else { return };
+        connection.began = Some(now);
+        connection.put(&Packet::Hello { job: self.options.job, member });
+        self.connections.insert(self.next_id, connection);
+        self.next_id += 1;
+    }
+
+    /// Whom this process should connect to and is not connected to.
+    fn targets(&self) -> Vec<(Target, Arc<[u8]>)> {
+        let Some(machine) = &self.machine else { return Vec::new() };
+        let knows_nobody = machine.generation().number == 0;
+        let is_candidate = !machine.generation().contains(machine.id());
+        let mut targets: Vec<(Target, Arc<[u8]>)> = machine
+            .contacts()
+            .filter(|(member, _)| is_candidate || *member < machine.id())
+            .map(|(member, contact)| (Target::Member(member), Arc::clone(contact)))
+            .collect();
+        if knows_nobody {
+            let seeds = self.seeds.iter().enumerate();
+            targets.extend(seeds.map(|(place, contact)| (Target::Seed(place), contact.as_slice().into())));
+        }
+        targets.retain(|(target, _)| !self.connections.values().any(|connection| leads_to(connection, *target)));
+        targets
+    }
+
+    fn dial(&mut self, now: Instant) {
+        for (target, contact) in self.targets() {
+            let (again, attempt) = self.dialed.get(&target).copied().unwrap_or((now, 0));
+            if now < again {
+                continue;
+            }
+            self.dialed.insert(target, (now + DIAL_PAUSE, attempt + 1));
+            let (Some(place), Some(me)) = (Place::decode(&contact), self.machine.as_ref().map(Membership::id)) else {
+                log::warn!("the contact of a member has another form: install the same farandole everywhere");
+                continue;
+            };
+            match Connection::dial(&place, &self.options.host, attempt, &self.options.key, me, target) {
+                Ok(connection) => self.add(connection, now),
+                // Nobody listens where a member of this host should: its process has ended. From farther away that
+                // would prove nothing.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => self.bury(target, now),
+                Err(error) => log::debug!("{target:?} cannot be called: {error}"),
+            }
+        }
+    }
+
+    fn bury(&mut self, target: Target, now: Instant) {
+        let cause = "its process has ended: nobody listens at its address";
+        if let Target::Member(member) = target {
+            self.drive(now, |machine, time| machine.learn(member, Evidence::Dead, cause, time));
+        }
+    }
+
+    /// Receives all pending messages of a connection, and sends what waits.
+    fn attend(&mut self, id: ConnectionId, now: Instant) {
+        while let Some(connection) = self.connections.get_mut(&id) {
+            match connection.channel.receive() {
+                Ok(Received::Message(message)) => self.hear(id, &message, now),
+                Ok(Received::NothingYet) => {
+                    connection.flush();
+                    return;
+                }
+                Ok(Received::Closed) => self.part(id, Ok(()), now),
+                Err(error) => self.part(id, Err(&error), now),
+            }
+        }
+    }
+
+    fn hear(&mut self, id: ConnectionId, message: &[u8], now: Instant) {
+        let job = self.options.job;
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.hear();
+        match (connection.stage, Packet::decode(message)) {
+            (Stage::Handshake, Some(Packet::Hello { job: theirs, member })) if theirs == job => {
+                connection.stage = Stage::Known(member);
+                self.drive(now, |machine, time| machine.meet(member, time));
+            }
+            (Stage::Known(member), Some(Packet::Message(message))) => {
+                self.drive(now, |machine, time| machine.hear(member, message, time));
+            }
+            _ => {
+                log::warn!("a process that holds the key is of another job or version, and is turned away");
+                self.connections.remove(&id);
+            }
+        }
+    }
+
+    /// A connection has ended.
+    fn part(&mut self, id: ConnectionId, end: Result<(), &io::Error>, now: Instant) {
+        let Some(connection) = self.connections.remove(&id) else { return };
+        match connection.stage {
+            Stage::Handshake => {
+                if let (Some(target), Err(error)) = (connection.dialed, end) {
+                    log::debug!("a connection to {target:?} failed: {error}");
+                }
+            }
+            Stage::Known(member) => {
+                if self.connections.values().any(|other| other.peer() == Some(member)) {
+                    return;
+                }
+                let suspected = self.machine.as_ref().is_some_and(|machine| machine.suspects(member));
+                let (evidence, cause) = judge_end(connection.medium, end, suspected);
+                self.drive(now, |machine, time| machine.learn(member, evidence, &cause, time));
+            }
+        }
+    }
+
+    fn look_at_clocks(&mut self, now: Instant) {
+        let time = self.time(now);
+        if self.machine.as_ref().and_then(Membership::due).is_some_and(|due| due <= time) {
+            self.drive(now, |machine, time| machine.tick(time));
+        }
+        self.connections.retain(|_, connection| {
+            let is_late = connection.began.is_some_and(|began| now >= began + HANDSHAKE_TIMEOUT);
+            connection.stage != Stage::Handshake || !is_late
+        });
+    }
+
+    /// Waits, for a moment, until the last words have been taken, and closes so that they stay said: a socket with
+    /// something unread would be reset.
+    fn say_goodbye(&mut self) {
+        let until = Instant::now() + GOODBYE_PATIENCE;
+        self.connections.retain(|_, connection| connection.peer().is_some());
+        loop {
+            self.connections.retain(|_, connection| !connection.flush() && connection.channel.wants_write());
+            let left = until.saturating_duration_since(Instant::now());
+            if self.connections.is_empty() || left.is_zero() {
+                return;
+            }
+            self.wait(left.min(Duration::from_millis(20)));
+        }
+    }
+}
+
+/// Whether a connection leads to a target, or will when the other side answers.
+fn leads_to(connection: &Connection, target: Target) -> bool {
+    connection.dialed == Some(target) || matches!(target, Target::Member(member) if connection.peer() == Some(member))
+}

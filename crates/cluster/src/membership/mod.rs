@@ -1,0 +1,27 @@
+//! Members of an elastic job keep a connection with each other and agree on generations.
+//!
+//! The agreement is `farandole_plan::membership`, a state machine. Here is what carries it: the [`Endpoint`] of a
+//! process, a thread of its own (`endpoint_loop`) with one channel to each other member, over Unix sockets within a
+//! host and TCP between hosts, and the encodings (`wire`). It shares no lock with the engine, so it is heard while the
+//! engine waits.
+//!
+//! **What the kernel says.** A process that ends, however it ends, has its connections closed by its kernel, and what
+//! it had sent arrives before that. So an end of the stream is a certain loss. A reset is one, too, unless the other
+//! side was suspected already: within a host nothing is lost with it, and between hosts what was sent before the last
+//! heartbeat has arrived. Whatever else ends a connection proves nothing, and it is made again.
+//!
+//! **Invariant:** silence is judged in awake time (`farandole_transport::awake`): whoever was stopped judges nobody.
+//!
+//! Not here: starting processes, and what a rank does with a generation.
+
+mod connection;
+mod endpoint;
+mod endpoint_loop;
+mod wire;
+
+pub use endpoint::{Endpoint, EndpointOptions, LossNotice};
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub use wire::check_any_packet;
+
+pub use farandole_plan::membership::{Generation, Introduction, Limits, Loss, MemberId};

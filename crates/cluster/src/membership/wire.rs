@@ -1,0 +1,312 @@
+//! What endpoints of members tell each other, encode beside decode, in the alphabet of `encoding`.
+//!
+//! A connection begins with one [`Packet::Hello`] on both ways; messages of the agreement follow. Lists begin with
+//! their length. Every value has one encoding, and decoders are total.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use farandole_plan::membership::{Ballot, Generation, Introduction, MemberId, MemberMessage, Report, Vote, VoteKind};
+use farandole_transport::JobId;
+
+use crate::encoding::{Reader, put_bytes, put_option, put_text, put_u32, put_u64};
+
+/// One message on a connection between endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Packet {
+    /// Who the sender is.
+    Hello {
+        job: JobId,
+        member: MemberId,
+    },
+    Message(MemberMessage),
+}
+
+/// Where an endpoint listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Identity of its host: from there it is reached by its abstract Unix socket.
+    pub(super) host: String,
+    pub(super) unix_name: String,
+    /// Where it is reached from other hosts.
+    pub(super) tcp: Vec<SocketAddr>,
+}
+
+impl Place {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        put_text(&mut bytes, &self.host);
+        put_text(&mut bytes, &self.unix_name);
+        self.tcp.iter().for_each(|address| put_text(&mut bytes, &address.to_string()));
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Place> {
+        let mut reader = Reader::new(bytes);
+        let (host, unix_name, mut tcp) = (reader.text()?, reader.text()?, Vec::new());
+        while !reader.is_empty() {
+            let text = reader.text()?;
+            let address: SocketAddr = text.parse().ok()?;
+            // Other ways to write an address are not ours.
+            tcp.push(Some(address).filter(|address| address.to_string() == text)?);
+        }
+        Some(Place { host, unix_name, tcp })
+    }
+}
+
+impl Packet {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        match self {
+            Packet::Hello { job, member } => {
+                bytes.push(0);
+                put_text(&mut bytes, job.as_str());
+                put_u64(&mut bytes, member.0);
+            }
+            Packet::Message(message) => put_message(&mut bytes, message),
+        }
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Packet> {
+        let mut reader = Reader::new(bytes);
+        let packet = match reader.byte()? {
+            0 => Packet::Hello { job: JobId::from_text(&reader.text()?)?, member: MemberId(reader.u64()?) },
+            kind => Packet::Message(read_message(kind, &mut reader)?),
+        };
+        reader.end(packet)
+    }
+}
+
+fn put_message(bytes: &mut Vec<u8>, message: &MemberMessage) {
+    let mut kind_and_base = |kind: u8, base: u64| {
+        bytes.push(kind);
+        put_u64(bytes, base);
+    };
+    match message {
+        MemberMessage::Heartbeat { generation } => kind_and_base(1, *generation),
+        MemberMessage::Join { generation, candidate } => {
+            kind_and_base(2, *generation);
+            put_introduction(bytes, candidate);
+        }
+        MemberMessage::Collect { base, ballot } => {
+            kind_and_base(3, *base);
+            put_ballot(bytes, *ballot);
+        }
+        MemberMessage::Report { base, ballot, report } => {
+            kind_and_base(4, *base);
+            put_ballot(bytes, *ballot);
+            put_report(bytes, report);
+        }
+        MemberMessage::Propose { base, vote } => {
+            kind_and_base(5, *base);
+            put_vote(bytes, vote);
+        }
+        MemberMessage::Accepted { base, ballot } => {
+            kind_and_base(6, *base);
+            put_ballot(bytes, *ballot);
+        }
+        MemberMessage::LeftOut { base } => kind_and_base(7, *base),
+        MemberMessage::Refused { base, promised } => {
+            kind_and_base(8, *base);
+            put_ballot(bytes, *promised);
+        }
+        MemberMessage::Decided { generation } => {
+            bytes.push(9);
+            put_generation(bytes, generation);
+        }
+        MemberMessage::Leave => bytes.push(10),
+    }
+}
+
+fn read_message(kind: u8, reader: &mut Reader<'_>) -> Option<MemberMessage> {
+    Some(match kind {
+        1 => MemberMessage::Heartbeat { generation: reader.u64()? },
+        2 => MemberMessage::Join { generation: reader.u64()?, candidate: read_introduction(reader)? },
+        3 => MemberMessage::Collect { base: reader.u64()?, ballot: read_ballot(reader)? },
+        4 => MemberMessage::Report { base: reader.u64()?, ballot: read_ballot(reader)?, report: read_report(reader)? },
+        5 => MemberMessage::Propose { base: reader.u64()?, vote: read_vote(reader)? },
+        6 => MemberMessage::Accepted { base: reader.u64()?, ballot: read_ballot(reader)? },
+        7 => MemberMessage::LeftOut { base: reader.u64()? },
+        8 => MemberMessage::Refused { base: reader.u64()?, promised: read_ballot(reader)? },
+        9 => MemberMessage::Decided { generation: Arc::new(read_generation(reader)?) },
+        10 => MemberMessage::Leave,
+        _ => return None,
+    })
+}
+
+fn put_ballot(bytes: &mut Vec<u8>, ballot: Ballot) {
+    put_u64(bytes, ballot.round);
+    put_u64(bytes, ballot.coordinator);
+}
+
+fn read_ballot(reader: &mut Reader<'_>) -> Option<Ballot> {
+    Some(Ballot { round: reader.u64()?, coordinator: reader.u64()? })
+}
+
+fn put_report(bytes: &mut Vec<u8>, report: &Report) {
+    put_option(bytes, report.vote.as_ref(), put_vote);
+    put_option(bytes, report.payload.as_ref(), |bytes, payload| put_bytes(bytes, payload));
+    put_members(bytes, &report.certain);
+    put_members(bytes, &report.suspected);
+}
+
+fn read_report(reader: &mut Reader<'_>) -> Option<Report> {
+    Some(Report {
+        vote: reader.option(read_vote)?,
+        payload: reader.option(|reader| Some(reader.bytes()?.into()))?,
+        certain: read_members(reader)?,
+        suspected: read_members(reader)?,
+    })
+}
+
+fn put_vote(bytes: &mut Vec<u8>, vote: &Vote) {
+    put_ballot(bytes, vote.ballot);
+    put_generation(bytes, &vote.generation);
+    put_members(bytes, &vote.voters);
+    bytes.push(match vote.kind {
+        VoteKind::First => 0,
+        VoteKind::Repeated => 1,
+    });
+}
+
+fn read_vote(reader: &mut Reader<'_>) -> Option<Vote> {
+    Some(Vote {
+        ballot: read_ballot(reader)?,
+        generation: Arc::new(read_generation(reader)?),
+        voters: read_members(reader)?.into(),
+        kind: match reader.byte()? {
+            0 => VoteKind::First,
+            1 => VoteKind::Repeated,
+            _ => return None,
+        },
+    })
+}
+
+fn put_generation(bytes: &mut Vec<u8>, generation: &Generation) {
+    put_u64(bytes, generation.number);
+    put_u32(bytes, generation.members.len() as u32);
+    generation.members.iter().for_each(|member| put_introduction(bytes, member));
+    put_u32(bytes, generation.left_out.len() as u32);
+    for (member, cause) in &generation.left_out {
+        put_u64(bytes, member.0);
+        put_text(bytes, cause);
+    }
+}
+
+fn read_generation(reader: &mut Reader<'_>) -> Option<Generation> {
+    Some(Generation {
+        number: reader.u64()?,
+        members: read_list(reader, read_introduction)?,
+        left_out: read_list(reader, |reader| Some((MemberId(reader.u64()?), reader.text()?.into())))?,
+    })
+}
+
+fn put_introduction(bytes: &mut Vec<u8>, introduction: &Introduction) {
+    put_u64(bytes, introduction.id.0);
+    put_bytes(bytes, &introduction.contact);
+    put_bytes(bytes, &introduction.payload);
+}
+
+fn read_introduction(reader: &mut Reader<'_>) -> Option<Introduction> {
+    let id = MemberId(reader.u64()?);
+    Some(Introduction { id, contact: reader.bytes()?.into(), payload: reader.bytes()?.into() })
+}
+
+fn put_members(bytes: &mut Vec<u8>, members: &[MemberId]) {
+    put_u32(bytes, members.len() as u32);
+    members.iter().for_each(|member| put_u64(bytes, member.0));
+}
+
+fn read_members(reader: &mut Reader<'_>) -> Option<Vec<MemberId>> {
+    read_list(reader, |reader| reader.u64().map(MemberId))
+}
+
+/// A list. What its length says is not believed: only elements that are there take memory.
+fn read_list<'a, T>(reader: &mut Reader<'a>, read: impl Fn(&mut Reader<'a>) -> Option<T>) -> Option<Vec<T>> {
+    let mut list = Vec::new();
+    for _ in 0..reader.u32()? {
+        list.push(read(reader)?);
+    }
+    Some(list)
+}
+
+/// What must hold for any bytes that are taken for a message between endpoints, or for a contact. The fuzzer calls it,
+/// and a test with the fuzzer's seeds.
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub fn check_any_packet(bytes: &[u8]) {
+    if let Some(packet) = Packet::decode(bytes) {
+        assert_eq!(packet.encode(), bytes, "a message has one encoding");
+    }
+    if let Some(place) = Place::decode(bytes) {
+        assert_eq!(place.encode(), bytes, "a place has one encoding");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seeds;
+
+    fn generation() -> Arc<Generation> {
+        let introduction = |id: u64| Introduction {
+            id: MemberId(id),
+            contact: vec![id as u8; 3].into(),
+            payload: vec![7; id as usize].into(),
+        };
+        let left_out = vec![(MemberId(1), "its connection was closed: ö".into())];
+        Arc::new(Generation { number: 5, members: vec![introduction(0), introduction(2)], left_out })
+    }
+
+    fn vote(kind: VoteKind) -> Vote {
+        let voters = [0, 2].map(MemberId).into();
+        Vote { ballot: Ballot { round: 3, coordinator: 2 }, generation: generation(), voters, kind }
+    }
+
+    fn message(message: MemberMessage) -> Vec<u8> {
+        Packet::Message(message).encode()
+    }
+
+    #[test]
+    fn packets_of_the_corpus_decode_or_are_refused() {
+        let (base, ballot) = (4, Ballot { round: 3, coordinator: 2 });
+        let bare = Report { vote: None, payload: None, certain: vec![], suspected: vec![] };
+        let full = Report {
+            vote: Some(vote(VoteKind::Repeated)),
+            payload: Some(vec![1, 2].into()),
+            certain: vec![MemberId(1)],
+            suspected: vec![MemberId(9), MemberId(u64::MAX)],
+        };
+        let tcp = vec!["10.0.0.7:4000".parse().unwrap(), "[fe80::1]:1".parse().unwrap()];
+        let candidate = generation().members[1].clone();
+        let made = [
+            ("hello", Packet::Hello { job: JobId::named("Slurm step 7.0"), member: MemberId(3) }.encode()),
+            ("heartbeat", message(MemberMessage::Heartbeat { generation: 7 })),
+            ("join", message(MemberMessage::Join { generation: 0, candidate })),
+            ("collect", message(MemberMessage::Collect { base, ballot })),
+            ("bare_report", message(MemberMessage::Report { base, ballot, report: bare })),
+            ("full_report", message(MemberMessage::Report { base, ballot, report: full })),
+            ("propose", message(MemberMessage::Propose { base, vote: vote(VoteKind::First) })),
+            ("accepted", message(MemberMessage::Accepted { base, ballot })),
+            ("left_out", message(MemberMessage::LeftOut { base })),
+            ("refused", message(MemberMessage::Refused { base, promised: ballot })),
+            ("decided", message(MemberMessage::Decided { generation: generation() })),
+            ("leave", message(MemberMessage::Leave)),
+            ("place", Place { host: "höst/1/2".into(), unix_name: "farandole-1".into(), tcp }.encode()),
+            ("hello_without_a_job", vec![0; 13]),
+            ("endless_list", [&[9][..], &[0; 8], &[255; 4], &[0; 20]].concat()),
+            ("unknown_vote", [&[5][..], &[0; 36], &[9]].concat()),
+            ("longer_than_it_is", vec![10, 0]),
+            ("empty", Vec::new()),
+        ];
+        for (name, bytes) in &made[..12] {
+            assert!(Packet::decode(bytes).is_some(), "{name}");
+        }
+        assert!(Place::decode(&made[12].1).is_some());
+        for (name, bytes) in &made[13..17] {
+            assert!(Packet::decode(bytes).is_none(), "{name}");
+        }
+        seeds::replay("membership", &made, check_any_packet);
+    }
+}

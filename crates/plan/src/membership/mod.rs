@@ -1,0 +1,282 @@
+//! Who is in the job: members agree on one generation after the other, whoever is lost and whoever joins.
+//!
+//! A *member* is a process with a number that no other process of the job ever has. A *generation* is a number and a
+//! list of members in the order of their ranks. A member that cannot go on, or that wants candidates to be let in,
+//! comes to the *boundary* and asks for the next generation. [`Membership`] is one member's side of the agreement: a
+//! state machine to which messages, evidence of losses, the member's own wishes and the time are given, and which
+//! answers with [`Effect`]s.
+//!
+//! # Protocol
+//!
+//! Generations form a chain: generation `g + 1` is the value of a single-decree Paxos in which the members of
+//! generation `g`, the *base*, vote. So a generation number has one list, whoever dies in between.
+//!
+//! ```text
+//! coordinator                                    every other member of the base that is not lost
+//!     Collect { ballot }              ───────▶   promises to take part in no lower ballot
+//!     ◀───────  Report { vote, whether it is at the boundary, whose loss is certain }
+//!     Propose { vote }                ───────▶   votes; first says LeftOut to members that do not take part
+//!     ◀───────  Accepted
+//!     Decided { generation }          ───────▶   installs it
+//! ```
+//!
+//! The coordinator is the first member of the base that is not lost in its own view; there may be several for a while.
+//! A ballot is a round and its coordinator's number, so no two are equal. When everybody who is not lost has answered,
+//! and is at the boundary, the coordinator proposes them, in their order, and the candidates that wait, by number. It
+//! decides when all of the list have accepted; whoever is lost meanwhile leads to a higher ballot. That takes five
+//! messages in a row, two to and fro and the decision.
+//!
+//! A new coordinator that finds a vote of a lost one must assume that it was decided, unless somebody who takes part in
+//! both ballots has not voted for it. Then it proposes that list again ([`VoteKind::Repeated`]), is content with the
+//! votes of the base, and installs it although somebody in it is lost; the next change begins at once.
+//!
+//! Connections lose nothing while they last, but they break. Each message can come twice or never: the coordinator
+//! repeats its questions with every heartbeat, and a member that shows an old generation (each message carries the
+//! sender's) is told the newest one. So somebody who was presumed dead learns that it is evicted.
+//!
+//! # Losses, and the partition rule
+//!
+//! The loss of a member is *certain* if its process has ended and all that it has sent to some member that takes part
+//! was received; until then a member that is silent, or seen to be dead, is *suspected*. The rule: **of the members of
+//! the base whose loss is not certain, more than half take part, or half and the first of them** ([`may_decide`]).
+//!
+//! It is not enough to leave out fewer than half of the whole base on suspicion. Of five members two are killed, and a
+//! cut separates the third from the others: one is left on one side and two on the other, each side suspects fewer than
+//! half of five, and both would go on.
+//!
+//! # Invariants, and why they hold
+//!
+//! *At most one list for each number.* Two ballots of one base are decided by the sets S1 and S2 of voters. If a member
+//! is in both sets, this is Paxos: the higher ballot has seen the vote for the lower one. Suppose that S1 and S2 have
+//! no common member. Whoever voted in S1 said `LeftOut` to all of S2 before, on connections that keep the order; so
+//! nobody in S2 has received all that it sent without having received that word, and holds its loss for certain. Hence
+//! S1 is among those that S2 suspects, and S2 among those that S1 suspects. By the rule S2 has as many members as it
+//! suspects, at least, and so has S1: all these sets are of one size, S1 is exactly what S2 suspects and the other way
+//! round. Then both hold the same members for certainly lost, and the same member is the first of the others. It is in
+//! S1 or in S2, and the rule lets only its side go on.
+//!
+//! For this, what is certain must be known at first hand by somebody who takes part: reports say what the reporting
+//! member itself has received to its end, and nobody passes on what others have said. A connection that breaks may have
+//! lost a `LeftOut`; so the next one begins with it ([`Membership::meet`]), and until then nothing is certain.
+//!
+//! *The order is stable*: members of the base keep their order, candidates follow by number.
+//!
+//! *Nobody waits for ever.* A wait ends with a decision, or with the caller's deadline and a [`Waiting`] that says for
+//! what. When messages arrive again and nobody else is lost, every live member of the newest generation comes to the
+//! next one, if the rule allows it; everybody else is told that it is evicted.
+//!
+//! Not here: sockets and encodings (`farandole-cluster`), how long a member waits at the boundary, and what a rank does
+//! with a generation. Nothing makes the members come to the boundary; whoever trains notices losses
+//! ([`Effect::Lost`]), and [`Membership::candidates`] says whether it is worth the while.
+
+mod change;
+mod machine;
+mod message;
+mod quorum;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use machine::Membership;
+pub use message::{Ballot, MemberMessage, Report, Vote, VoteKind};
+pub use quorum::may_decide;
+
+/// The number of a member, which no other process of the job ever has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub u64);
+
+impl fmt::Display for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What everybody in a generation knows of a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Introduction {
+    /// Who.
+    pub id: MemberId,
+    /// Where it listens for other members; not read here.
+    pub contact: Arc<[u8]>,
+    /// What it brings along for this generation; not read here.
+    pub payload: Arc<[u8]>,
+}
+
+/// A list of members with its number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generation {
+    /// Counts from 1.
+    pub number: u64,
+    /// In the order of ranks.
+    pub members: Vec<Introduction>,
+    /// Who was in the generation before and is not in this one, and why.
+    pub left_out: Vec<(MemberId, Arc<str>)>,
+}
+
+impl Generation {
+    /// The rank of a member.
+    pub fn rank(&self, member: MemberId) -> Option<usize> {
+        self.members.iter().position(|introduction| introduction.id == member)
+    }
+
+    /// Whether it is in.
+    pub fn contains(&self, member: MemberId) -> bool {
+        self.rank(member).is_some()
+    }
+
+    /// The numbers of its members, in the order of ranks.
+    pub fn ids(&self) -> impl Iterator<Item = MemberId> {
+        self.members.iter().map(|introduction| introduction.id)
+    }
+}
+
+/// What can be set; equal on all members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// A generation has at least so many members; fewer wait for candidates.
+    pub min_members: usize,
+    /// A generation has at most so many; more candidates stay candidates.
+    pub max_members: usize,
+    /// A member that is not heard of for longer is suspected; `None`: never.
+    pub silence: Option<Duration>,
+}
+
+impl Limits {
+    /// Heartbeats in one allowed silence: three may be late before the fourth matters.
+    const HEARTBEATS: u32 = 4;
+
+    /// How often everybody is heard; with no limit on silence, as often as with a common one.
+    pub fn beat(&self) -> Duration {
+        self.silence.unwrap_or(Duration::from_secs(5)) / Limits::HEARTBEATS
+    }
+}
+
+/// How sure a loss is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// The process has ended.
+    Certain,
+    /// It is silent, or somebody could not reach it.
+    Suspected,
+}
+
+/// What was seen of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// Its process has closed the connection or has ended, and everything that it had sent was received.
+    Ended,
+    /// Its process has ended; what it had sent may not have been received.
+    Dead,
+    /// Its connection broke, and what it had sent may be lost. It may be well: it is suspected if it is not heard soon.
+    Broken,
+    /// Somebody has trouble with it: it is suspected if it is not heard soon.
+    Doubted,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Send a message. The order of messages to one member matters, and a [`MemberMessage::LeftOut`] must be on its way
+    /// before what follows it, to whomever.
+    Send {
+        /// To whom.
+        to: MemberId,
+        /// What.
+        message: MemberMessage,
+    },
+    /// A member of the current generation is lost.
+    Lost {
+        /// Who.
+        member: MemberId,
+        /// How sure that is.
+        loss: Loss,
+        /// What was seen.
+        cause: Arc<str>,
+    },
+    /// This member is in a new generation, and no longer at the boundary.
+    Installed(Arc<Generation>),
+    /// The others have gone on without this member, which takes part no more.
+    Evicted {
+        /// The generation that is without it.
+        generation: u64,
+        /// Why.
+        cause: Arc<str>,
+    },
+    /// Somebody waits at the boundary, and it has become clear for what.
+    Waiting(Waiting),
+}
+
+/// What a member at the boundary waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// For somebody who lets it join.
+    Welcome,
+    /// For the decision of another member.
+    Coordinator(MemberId),
+    /// For answers.
+    Answers(Vec<MemberId>),
+    /// For members that still train.
+    Boundary(Vec<MemberId>),
+    /// For two members to hear each other. If that does not happen soon, the second is left out.
+    Acquaintance(MemberId, MemberId),
+    /// For votes.
+    Votes(Vec<MemberId>),
+    /// For candidates: there are fewer members than the job needs.
+    Candidates {
+        /// So many are there.
+        present: usize,
+        /// So many are needed.
+        needed: usize,
+    },
+    /// For members that are only suspected: without them too few are left to decide.
+    Majority {
+        /// So many take part.
+        present: usize,
+        /// Who may be deciding without them.
+        suspected: Vec<MemberId>,
+    },
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Waiting::Welcome => f.write_str("no member of the job has let this process join"),
+            Waiting::Coordinator(member) => write!(
+                f,
+                "member {member}, which has to propose the next generation, has not done so: it still trains, or waits \
+                 for others"
+            ),
+            Waiting::Answers(members) => write!(f, "{} did not answer", names(members)),
+            Waiting::Boundary(members) => {
+                write!(f, "{} did not come to the boundary: the training script there goes on", names(members))
+            }
+            Waiting::Acquaintance(one, other) => {
+                write!(f, "member {one} does not hear member {other}, or the other way round")
+            }
+            Waiting::Votes(members) => write!(f, "{} did not accept the next generation", names(members)),
+            Waiting::Candidates { present, needed } => write!(
+                f,
+                "{present} members are left and the job needs {needed} (min-np): the others have to be replaced"
+            ),
+            Waiting::Majority { present, suspected } => write!(
+                f,
+                "{} cannot be reached and may be alive; the {present} on this side are too few to go on without them",
+                names(suspected)
+            ),
+        }
+    }
+}
+
+/// So many members are named one by one; of more, the first and the count say as much.
+const MOST_NAMED: usize = 8;
+
+fn names(members: &[MemberId]) -> String {
+    let listed: Vec<String> = members.iter().take(MOST_NAMED).map(MemberId::to_string).collect();
+    match (members.len(), listed.as_slice()) {
+        (1, [only]) => format!("member {only}"),
+        (count, listed) if count > MOST_NAMED => format!("members {}, … ({count} in all)", listed.join(", ")),
+        (_, [first @ .., last]) if !first.is_empty() => format!("members {} and {last}", first.join(", ")),
+        _ => "nobody".to_string(),
+    }
+}
