@@ -12,7 +12,7 @@ use farandole_transport::Key;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::wire::{Packet, Place};
+use super::wire::{Packet, Whereabouts};
 use crate::channel::{ChannelFault, ChannelPurpose, Flushed, Polled};
 use crate::launch::Socket;
 
@@ -105,7 +105,7 @@ pub(super) struct Connection {
 impl Connection {
     /// Begins to connect, and waits for nothing. `attempt` goes round the addresses of the place.
     pub(super) fn dial(
-        place: &Place,
+        place: &Whereabouts,
         own_host: &str,
         attempt: usize,
         key: &Key,

@@ -15,7 +15,7 @@ use farandole_transport::{Countdown, JobId, Key};
 
 use super::connection::MemberListener;
 use super::endpoint_loop::{EndpointLoop, GOODBYE_PATIENCE};
-use super::wire::Place;
+use super::wire::Whereabouts;
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
@@ -94,6 +94,7 @@ pub(super) enum Command {
 }
 
 type OnLoss = Box<dyn Fn(&LossNotice) + Send>;
+type OnBoundary = Box<dyn Fn(u64, MemberId) + Send>;
 
 /// What the endpoint's thread and the handle share.
 #[derive(Default)]
@@ -115,6 +116,9 @@ pub(super) struct State {
     /// Losses in the current generation; a callback that comes later hears of them.
     notices: Vec<LossNotice>,
     on_loss: Option<OnLoss>,
+    /// Who was first at the boundary of which generation, as far as this process was told.
+    called: Option<(u64, MemberId)>,
+    on_boundary: Option<OnBoundary>,
     /// Set when the thread has ended.
     pub(super) over: bool,
 }
@@ -139,7 +143,7 @@ impl Endpoint {
             listeners.push(MemberListener::tcp(*at).map_err(listening)?);
         }
         let tcp = listeners.iter().filter_map(MemberListener::tcp_address).collect();
-        let contact = Place { host: options.host.clone(), unix_name, tcp }.encode();
+        let contact = Whereabouts { host: options.host.clone(), unix_name, tcp }.encode();
         let commands = Mailbox::new().map_err(starting)?;
         let shared = Arc::<Shared>::default();
         let endpoint_loop =
@@ -176,7 +180,10 @@ impl Endpoint {
     /// Begins as a candidate, who gets into a generation by [`Endpoint::next_generation`]. `seeds` are contacts of
     /// members, as far as known. Whoever was evicted can come back so, with a number that nobody has had.
     pub fn join(&self, me: MemberId, seeds: Vec<Vec<u8>>) {
-        self.shared.change(|state| *state = State { on_loss: state.on_loss.take(), ..State::default() });
+        self.shared.change(|state| {
+            let (on_loss, on_boundary) = (state.on_loss.take(), state.on_boundary.take());
+            *state = State { on_loss, on_boundary, ..State::default() };
+        });
         self.commands.post(Command::Join { me, seeds });
     }
 
@@ -241,6 +248,17 @@ impl Endpoint {
         state.on_loss = Some(Box::new(callback));
     }
 
+    /// Calls back when another member is at the boundary of the generation (its number) in which this process is not
+    /// yet: who waits for its links waits in vain. On the endpoint's thread, or here and now if it is so already, under
+    /// the rules of [`Endpoint::on_loss`].
+    pub fn on_boundary(&self, callback: impl Fn(u64, MemberId) + Send + 'static) {
+        let mut state = self.shared.state();
+        if let Some((generation, member)) = state.called {
+            callback(generation, member);
+        }
+        state.on_boundary = Some(Box::new(callback));
+    }
+
     /// Leaves in order: the others' next generation is without this process. Waits a moment until they can know.
     pub fn leave(&self) {
         if self.pid != std::process::id() {
@@ -295,7 +313,7 @@ impl Shared {
     pub(super) fn enter(&self, generation: Arc<Generation>) {
         self.change(|state| {
             state.notices.clear();
-            state.waiting = None;
+            (state.waiting, state.called) = (None, None);
             state.outcome = Some(Outcome::Installed(Arc::clone(&generation)));
             state.generation = Some(generation);
         });
@@ -307,6 +325,14 @@ impl Shared {
             on_loss(&notice);
         }
         state.notices.push(notice);
+    }
+
+    pub(super) fn call(&self, generation: u64, by: MemberId) {
+        let mut state = self.state();
+        if let Some(on_boundary) = &state.on_boundary {
+            on_boundary(generation, by);
+        }
+        state.called = Some((generation, by));
     }
 }
 

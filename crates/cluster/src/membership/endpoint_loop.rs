@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::connection::{Connection, MemberListener, Stage, Target, judge_end};
 use super::endpoint::{Command, EndpointOptions, LossNotice, Outcome, Shared};
-use super::wire::{Packet, Place};
+use super::wire::{Packet, Whereabouts};
 use crate::channel::Received;
 use crate::mailbox::Mailbox;
 
@@ -219,6 +219,7 @@ impl EndpointLoop {
                 let cause = cause.to_string();
                 self.shared.tell(LossNotice { generation: number, member, rank, loss, cause });
             }
+            Effect::Called { by } => self.shared.call(generation_before, by),
             Effect::Installed(generation) => {
                 log::info!("generation {} has {} members", generation.number, generation.members.len());
                 self.shared.enter(generation);
@@ -303,7 +304,8 @@ impl EndpointLoop {
                 continue;
             }
             self.dialed.insert(target, (now + DIAL_PAUSE, attempt + 1));
-            let (Some(place), Some(me)) = (Place::decode(&contact), self.machine.as_ref().map(Membership::id)) else {
+            let (Some(place), Some(me)) = (Whereabouts::decode(&contact), self.machine.as_ref().map(Membership::id))
+            else {
                 log::warn!("the contact of a member has another form: install the same farandole everywhere");
                 continue;
             };

@@ -6,7 +6,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use farandole_plan::membership::{Ballot, Generation, Introduction, MemberId, MemberMessage, Report, Vote, VoteKind};
+use farandole_plan::membership::{
+    Ballot, Generation, Introduction, MemberId, MemberMessage, Place, Report, Vote, VoteKind,
+};
 use farandole_transport::JobId;
 
 use crate::encoding::{Reader, put_bytes, put_option, put_text, put_u32, put_u64};
@@ -24,7 +26,7 @@ pub(super) enum Packet {
 
 /// Where an endpoint listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Whereabouts {
     /// Identity of its host: from there it is reached by its abstract Unix socket.
     pub(super) host: String,
     pub(super) unix_name: String,
@@ -32,7 +34,7 @@ pub(super) struct Place {
     pub(super) tcp: Vec<SocketAddr>,
 }
 
-impl Place {
+impl Whereabouts {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         put_text(&mut bytes, &self.host);
@@ -41,7 +43,7 @@ impl Place {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Place> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<Whereabouts> {
         let mut reader = Reader::new(bytes);
         let (host, unix_name, mut tcp) = (reader.text()?, reader.text()?, Vec::new());
         while !reader.is_empty() {
@@ -50,7 +52,7 @@ impl Place {
             // Other ways to write an address are not ours.
             tcp.push(Some(address).filter(|address| address.to_string() == text)?);
         }
-        Some(Place { host, unix_name, tcp })
+        Some(Whereabouts { host, unix_name, tcp })
     }
 }
 
@@ -84,7 +86,13 @@ fn put_message(bytes: &mut Vec<u8>, message: &MemberMessage) {
         put_u64(bytes, base);
     };
     match message {
-        MemberMessage::Heartbeat { generation } => kind_and_base(1, *generation),
+        MemberMessage::Heartbeat { generation, place } => {
+            kind_and_base(1, *generation);
+            bytes.push(match place {
+                Place::Training => 0,
+                Place::Boundary => 1,
+            });
+        }
         MemberMessage::Join { generation, candidate } => {
             kind_and_base(2, *generation);
             put_introduction(bytes, candidate);
@@ -121,7 +129,14 @@ fn put_message(bytes: &mut Vec<u8>, message: &MemberMessage) {
 
 fn read_message(kind: u8, reader: &mut Reader<'_>) -> Option<MemberMessage> {
     Some(match kind {
-        1 => MemberMessage::Heartbeat { generation: reader.u64()? },
+        1 => MemberMessage::Heartbeat {
+            generation: reader.u64()?,
+            place: match reader.byte()? {
+                0 => Place::Training,
+                1 => Place::Boundary,
+                _ => return None,
+            },
+        },
         2 => MemberMessage::Join { generation: reader.u64()?, candidate: read_introduction(reader)? },
         3 => MemberMessage::Collect { base: reader.u64()?, ballot: read_ballot(reader)? },
         4 => MemberMessage::Report { base: reader.u64()?, ballot: read_ballot(reader)?, report: read_report(reader)? },
@@ -239,8 +254,8 @@ pub fn check_any_packet(bytes: &[u8]) {
     if let Some(packet) = Packet::decode(bytes) {
         assert_eq!(packet.encode(), bytes, "a message has one encoding");
     }
-    if let Some(place) = Place::decode(bytes) {
-        assert_eq!(place.encode(), bytes, "a place has one encoding");
+    if let Some(whereabouts) = Whereabouts::decode(bytes) {
+        assert_eq!(whereabouts.encode(), bytes, "whereabouts have one encoding");
     }
 }
 
@@ -282,7 +297,7 @@ mod tests {
         let candidate = generation().members[1].clone();
         let made = [
             ("hello", Packet::Hello { job: JobId::named("Slurm step 7.0"), member: MemberId(3) }.encode()),
-            ("heartbeat", message(MemberMessage::Heartbeat { generation: 7 })),
+            ("heartbeat", message(MemberMessage::Heartbeat { generation: 7, place: Place::Boundary })),
             ("join", message(MemberMessage::Join { generation: 0, candidate })),
             ("collect", message(MemberMessage::Collect { base, ballot })),
             ("bare_report", message(MemberMessage::Report { base, ballot, report: bare })),
@@ -293,7 +308,7 @@ mod tests {
             ("refused", message(MemberMessage::Refused { base, promised: ballot })),
             ("decided", message(MemberMessage::Decided { generation: generation() })),
             ("leave", message(MemberMessage::Leave)),
-            ("place", Place { host: "höst/1/2".into(), unix_name: "farandole-1".into(), tcp }.encode()),
+            ("whereabouts", Whereabouts { host: "höst/1/2".into(), unix_name: "farandole-1".into(), tcp }.encode()),
             ("hello_without_a_job", vec![0; 13]),
             ("endless_list", [&[9][..], &[0; 8], &[255; 4], &[0; 20]].concat()),
             ("unknown_vote", [&[5][..], &[0; 36], &[9]].concat()),
@@ -303,7 +318,7 @@ mod tests {
         for (name, bytes) in &made[..12] {
             assert!(Packet::decode(bytes).is_some(), "{name}");
         }
-        assert!(Place::decode(&made[12].1).is_some());
+        assert!(Whereabouts::decode(&made[12].1).is_some());
         for (name, bytes) in &made[13..17] {
             assert!(Packet::decode(bytes).is_none(), "{name}");
         }

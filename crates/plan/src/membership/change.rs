@@ -43,6 +43,7 @@ enum Next {
 impl Membership {
     /// Does what this member can do for the next generation, if it is at the boundary.
     pub(super) fn consider(&mut self, now: Duration) {
+        self.looked = now;
         while self.stage == Stage::Member && self.payload.is_some() {
             let coordinator = self.coordinator();
             if coordinator != self.me {
@@ -76,7 +77,7 @@ impl Membership {
     }
 
     /// The first member that is not lost.
-    fn coordinator(&self) -> MemberId {
+    pub(super) fn coordinator(&self) -> MemberId {
         let mut present = self.generation.ids().filter(|id| !self.is_lost(*id));
         present.next().expect("invariant: this member is in its generation, and not lost to itself")
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::change::Change;
-use super::message::{Ballot, MemberMessage, Report, Vote};
+use super::message::{Ballot, MemberMessage, Place, Report, Vote};
 use super::{Effect, Evidence, Generation, Introduction, Limits, Loss, MemberId, Waiting};
 
 /// One member's side of the agreement. Time is awake time, counted from any fixed start.
@@ -38,6 +38,10 @@ pub struct Membership {
     /// of a generation of which this one does not know yet.
     votes_without_me: BTreeMap<MemberId, u64>,
     next_beat: Duration,
+    /// Whether this member knows that others are at the boundary of its generation.
+    is_called: bool,
+    /// When this member last considered what to do.
+    pub(super) looked: Duration,
     pub(super) waiting: Option<Waiting>,
     effects: Vec<Effect>,
 }
@@ -144,6 +148,8 @@ impl Membership {
             yields: None,
             votes_without_me: BTreeMap::new(),
             next_beat: now,
+            is_called: false,
+            looked: now,
             waiting: None,
             effects: Vec::new(),
         }
@@ -201,9 +207,11 @@ impl Membership {
         let silence = self.limits.silence;
         let peers = self.peers.values().filter(|peer| !peer.is_lost());
         let suspicion = peers.filter_map(|peer| peer.doubted.into_iter().chain(silence.map(|s| peer.heard + s)).min());
-        let begin = self.yields.filter(|_| self.payload.is_some()).map(|(_, until)| until);
+        let begin = self.yields.map(|(_, until)| until);
         let settle = self.change.as_ref().and_then(Change::due);
-        suspicion.chain([self.next_beat]).chain(begin).chain(settle).min()
+        // What was due before the last look at the clock has been dealt with, and waits for something else.
+        let ahead = begin.into_iter().chain(settle).filter(|due| *due > self.looked);
+        suspicion.chain([self.next_beat]).chain(ahead).min()
     }
 
     /// This member is at the boundary and waits for the next generation, to which it brings the payload.
@@ -215,6 +223,10 @@ impl Membership {
         if self.stage == Stage::Candidate {
             self.wait_for(Waiting::Welcome);
             self.next_beat = now;
+        }
+        if self.stage == Stage::Member {
+            // A coordinator that does not know that it is needed has to come, too.
+            self.greet(self.coordinator());
         }
         self.report_again();
         self.consider(now);
@@ -336,7 +348,8 @@ impl Membership {
             _ => {}
         }
         match message {
-            MemberMessage::Heartbeat { .. } => {}
+            MemberMessage::Heartbeat { place: Place::Training, .. } => {}
+            MemberMessage::Heartbeat { place: Place::Boundary, .. } => self.be_called(from),
             MemberMessage::Join { generation, candidate } => self.take_candidate(from, generation, candidate, now),
             MemberMessage::Collect { ballot, .. } => self.promise(from, ballot, now),
             MemberMessage::Report { ballot, report, .. } => self.take_report(from, ballot, report),
@@ -386,6 +399,14 @@ impl Membership {
         self.yield_to(coordinator, ballot, now);
         self.report_to = Some(coordinator);
         self.report_again();
+        self.be_called(coordinator);
+    }
+
+    /// Somebody else is at the boundary.
+    fn be_called(&mut self, by: MemberId) {
+        if self.payload.is_none() && !std::mem::replace(&mut self.is_called, true) {
+            self.effects.push(Effect::Called { by });
+        }
     }
 
     /// Leaves it to another coordinator for a while; not for long if this member comes first, so that two that take
@@ -447,7 +468,7 @@ impl Membership {
             self.peers.entry(id).or_insert_with(|| Peer::new(now, None)).candidate = None;
         }
         (self.promised, self.vote, self.report_to, self.change) = Default::default();
-        (self.yields, self.next_beat, self.waiting) = (None, now, None);
+        (self.yields, self.next_beat, self.waiting, self.is_called) = (None, now, None, false);
         // Members that are left out, and candidates that are not in it, are told; the former are strangers from now on.
         let others: Vec<MemberId> = self.peers.keys().copied().filter(|id| !generation.contains(*id)).collect();
         others.into_iter().for_each(|id| self.teach(id));
@@ -530,7 +551,8 @@ impl Membership {
     fn greet(&mut self, peer: MemberId) {
         let generation = self.generation.number;
         let message = match (self.stage, &self.payload) {
-            (Stage::Member, _) => MemberMessage::Heartbeat { generation },
+            (Stage::Member, None) => MemberMessage::Heartbeat { generation, place: Place::Training },
+            (Stage::Member, Some(_)) => MemberMessage::Heartbeat { generation, place: Place::Boundary },
             (Stage::Candidate, Some(payload)) => {
                 let (id, contact, payload) = (self.me, Arc::clone(&self.contact), Arc::clone(payload));
                 MemberMessage::Join { generation, candidate: Introduction { id, contact, payload } }

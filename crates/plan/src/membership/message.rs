@@ -16,6 +16,15 @@ pub struct Ballot {
     pub coordinator: u64,
 }
 
+/// Where a member is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It works in its generation.
+    Training,
+    /// It asks for the next one.
+    Boundary,
+}
+
 /// Where the list of a proposal comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VoteKind {
@@ -58,6 +67,8 @@ pub enum MemberMessage {
     Heartbeat {
         /// The sender's generation.
         generation: u64,
+        /// Where it is.
+        place: Place,
     },
     /// The sender is a candidate: it waits to be in a generation. Repeated like a heartbeat.
     Join {
@@ -121,7 +132,7 @@ impl MemberMessage {
     /// The generation of the sender, for messages that make sense only to members of the same one.
     pub(super) fn base(&self) -> Option<u64> {
         match self {
-            MemberMessage::Heartbeat { generation } => Some(*generation),
+            MemberMessage::Heartbeat { generation, .. } => Some(*generation),
             MemberMessage::Collect { base, .. }
             | MemberMessage::Report { base, .. }
             | MemberMessage::Propose { base, .. }

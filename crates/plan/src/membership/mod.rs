@@ -66,8 +66,9 @@
 //! next one, if the rule allows it; everybody else is told that it is evicted.
 //!
 //! Not here: sockets and encodings (`farandole-cluster`), how long a member waits at the boundary, and what a rank does
-//! with a generation. Nothing makes the members come to the boundary; whoever trains notices losses
-//! ([`Effect::Lost`]), and [`Membership::candidates`] says whether it is worth the while.
+//! with a generation. Nothing makes the members come to the boundary; whoever trains hears of losses
+//! ([`Effect::Lost`]) and of others who are there ([`Effect::Called`]), and sees whether candidates wait
+//! ([`Membership::candidates`]).
 
 mod change;
 mod machine;
@@ -79,7 +80,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use machine::Membership;
-pub use message::{Ballot, MemberMessage, Report, Vote, VoteKind};
+pub use message::{Ballot, MemberMessage, Place, Report, Vote, VoteKind};
 pub use quorum::may_decide;
 
 /// The number of a member, which no other process of the job ever has.
@@ -193,6 +194,12 @@ pub enum Effect {
         loss: Loss,
         /// What was seen.
         cause: Arc<str>,
+    },
+    /// Another member is at the boundary of the generation in which this one trains, or is about to. Said once in a
+    /// generation: whoever waits for the other one's links waits in vain.
+    Called {
+        /// Who asks for the next generation.
+        by: MemberId,
     },
     /// This member is in a new generation, and no longer at the boundary.
     Installed(Arc<Generation>),

@@ -1,0 +1,223 @@
+//! Jobs by seed: a plan of faults, a run, and what must hold in the end.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use farandole_plan::membership::{Limits, Waiting};
+
+use super::random::Random;
+use super::sim::{BEAT, Doing, Fault, MILLISECOND, Plan, SILENCE, World, member};
+
+/// Which faults a run may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weather {
+    /// Processes die, leave and join; the network is well.
+    Deaths,
+    /// Besides, processes are stopped, and connections break.
+    Stops,
+    /// Besides, the network is cut, in both directions or in one.
+    Cuts,
+}
+
+/// When the last fault begins.
+const FAULTS_END: u64 = 4 * SILENCE;
+
+/// After the last fault, a decision takes at most this long: connections are made again, silence is noticed, engines
+/// give up waiting for somebody who was cut off, and all of that twice.
+const SETTLED: u64 = 12 * SILENCE;
+
+fn plan(weather: Weather, random: &mut Random) -> Plan {
+    let members = 1 + random.below(6) as usize;
+    let silence = Some(Duration::from_micros(SILENCE));
+    let max_members = members + random.below(3) as usize;
+    let min_members = if random.below(4) == 0 { 1 + random.below(members as u64) as usize } else { 1 };
+    let mut faults = Vec::new();
+    // Whoever dies before connections are there has not been heard to the end by anybody.
+    let connected = 15 * MILLISECOND;
+    let mut at = if weather == Weather::Deaths { connected } else { random.below(2) * random.below(connected) };
+    for _ in 0..1 + random.below(6) {
+        // Often at the same time or during the recovery, sometimes long after.
+        at += match random.below(4) {
+            0 => 0,
+            1 => random.below(5 * MILLISECOND),
+            2 => random.below(50 * MILLISECOND),
+            _ => random.below(SILENCE),
+        };
+        strike(weather, members, at.min(FAULTS_END), random, &mut faults);
+    }
+    let lost_ends = if weather == Weather::Cuts { 24 } else { 0 };
+    let duplicates = random.below(2) * 8;
+    let limits = Limits { min_members, max_members, silence };
+    let slowest = if weather == Weather::Deaths { BEAT } else { SILENCE };
+    Plan { members, limits, faults, quiet_from: FAULTS_END + 2 * SILENCE, lost_ends, slowest, duplicates }
+}
+
+fn strike(weather: Weather, members: usize, at: u64, random: &mut Random, faults: &mut Vec<(u64, Fault)>) {
+    let mut somebody = || random.below(members as u64) as usize;
+    let (one, other) = (somebody(), somebody());
+    let kinds = match weather {
+        Weather::Deaths => 8,
+        Weather::Stops => 12,
+        Weather::Cuts => 17,
+    };
+    match random.below(kinds) {
+        0..=3 => faults.push((at, Fault::Kill(one))),
+        4..=6 => faults.push((at, Fault::Join)),
+        7 => faults.push((at, Fault::Leave(one))),
+        8 | 9 => {
+            faults.push((at, Fault::Stop(one)));
+            faults.push((at + random.below(3 * SILENCE), Fault::Continue(one)));
+        }
+        10 => faults.push((at, Fault::Break(one, other))),
+        11 => faults.push((at, Fault::Doubt { node: one, about: other })),
+        kind => {
+            let side = random.below(1 << members);
+            let is_on_side = |node: usize| side >> node & 1 == 1;
+            let all = (0..members).flat_map(|from| (0..members).map(move |to| (from, to)));
+            let directions: Vec<(usize, usize)> = match kind {
+                12 => vec![(one, other), (other, one)],
+                13 => vec![(one, other)],
+                14 => all.filter(|(from, to)| is_on_side(*from) && !is_on_side(*to)).collect(),
+                _ => all.filter(|(from, to)| is_on_side(*from) != is_on_side(*to)).collect(),
+            };
+            if random.below(3) == 0 {
+                directions.iter().for_each(|(from, to)| faults.push((at + 2 * SILENCE, Fault::Break(*from, *to))));
+            }
+            faults.push((at, Fault::Cut(directions.clone())));
+            faults.push((at + random.below(4 * SILENCE), Fault::Heal(directions)));
+        }
+    }
+}
+
+/// Where a run has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Somebody has something to do.
+    Moving,
+    /// Everybody who is there works in one generation.
+    AtWork,
+    /// Those who are left must not go on, and can say why.
+    Stuck,
+    /// No member is left.
+    Over,
+}
+
+fn look(world: &World) -> Verdict {
+    let up: Vec<usize> = (0..world.nodes.len()).filter(|node| world.nodes[*node].is_up()).collect();
+    let Some(newest) = up.iter().map(|node| world.nodes[*node].machine.generation().number).max() else {
+        return Verdict::Over;
+    };
+    let list = world.witness.generations.get(&newest);
+    let is_in = |node: &usize| list.is_some_and(|list| list.contains(member(*node)));
+    let members: Vec<usize> = up.iter().copied().filter(is_in).collect();
+    if members.is_empty() {
+        // Candidates, perhaps, whom nobody can let in.
+        return Verdict::Over;
+    }
+    let works = |node: &usize| {
+        let node = &world.nodes[*node];
+        node.doing == Doing::Training && node.machine.generation().number == newest
+    };
+    let size = list.map_or(0, |list| list.members.len());
+    let is_full = size >= world.plan.limits.max_members;
+    if members.len() == size && members.iter().all(works) && (is_full || size == up.len()) {
+        return Verdict::AtWork;
+    }
+    let waiting = |node: usize| world.nodes[node].machine.waiting();
+    let must_wait = |node: usize| matches!(waiting(node), Some(Waiting::Majority { .. } | Waiting::Candidates { .. }));
+    let is_stuck = |node: &usize| match waiting(*node) {
+        _ if world.nodes[*node].doing == Doing::Training => false,
+        Some(Waiting::Coordinator(coordinator)) => must_wait(coordinator.0 as usize),
+        _ => must_wait(*node),
+    };
+    if members.iter().all(is_stuck) { Verdict::Stuck } else { Verdict::Moving }
+}
+
+/// Runs a job to its end. Returns a hash of all that happened, and how it ended.
+fn run(weather: Weather, seed: u64) -> (u64, Verdict) {
+    let mut random = Random::new(seed);
+    let plan = plan(weather, &mut random);
+    let quiet_from = plan.quiet_from;
+    let only_deaths = weather == Weather::Deaths;
+    let mut world = World::new(plan, random);
+    while world.now < quiet_from {
+        world.step();
+    }
+    world.calm_down();
+    let mut verdict = look(&world);
+    while world.now < quiet_from + SETTLED && !matches!(verdict, Verdict::AtWork | Verdict::Over) {
+        let next_look = world.now + BEAT;
+        while world.now < next_look {
+            world.step();
+        }
+        verdict = look(&world);
+    }
+    assert_ne!(verdict, Verdict::Moving, "everybody knows what to do after a while:\n{}", describe(&world));
+    if only_deaths {
+        let is_member = |id: usize| world.nodes[id].machine.generation().contains(member(id));
+        let left = (0..world.nodes.len()).filter(|id| world.nodes[*id].is_up() && is_member(*id)).count();
+        let enough = left >= world.plan.limits.min_members;
+        assert_eq!(world.witness.evictions, 0, "nobody who is alive is evicted");
+        assert!(verdict != Verdict::Stuck || !enough, "survivors go on:\n{}", describe(&world));
+    }
+    (world.witness.log, verdict)
+}
+
+fn describe(world: &World) -> String {
+    let mut text = format!("{:?}\n", world.plan);
+    for (id, node) in world.nodes.iter().enumerate() {
+        let generation = node.machine.generation();
+        let ids: Vec<u64> = generation.ids().map(|id| id.0).collect();
+        text += &format!("{id}: alive {} {:?} in {} {ids:?}", node.alive, node.doing, generation.number);
+        text += &format!(" waits for {:?}\n", node.machine.waiting());
+    }
+    text
+}
+
+/// What the environment asks for, or the default.
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a number of seeds"))
+}
+
+fn run_many(weather: Weather, count: u64) {
+    if let Ok(one) = std::env::var("FARANDOLE_MEMBERSHIP_SEED") {
+        println!("{:?}", run(weather, one.parse().expect("a seed")));
+        return;
+    }
+    let count = number("FARANDOLE_MEMBERSHIP_SEEDS", count);
+    let mut verdicts = [0; 4];
+    for seed in 0..count {
+        match catch_unwind(AssertUnwindSafe(|| run(weather, seed))) {
+            Ok((_, verdict)) => verdicts[verdict as usize] += 1,
+            Err(_) => panic!("{weather:?}: FARANDOLE_MEMBERSHIP_SEED={seed} repeats it"),
+        }
+    }
+    let [_, at_work, stuck, over] = verdicts;
+    println!("{weather:?}: {at_work} at work, {stuck} may not go on, {over} have nobody left");
+    assert!(at_work > count / 2, "most jobs survive");
+}
+
+#[test]
+fn jobs_survive_deaths_departures_and_joins() {
+    run_many(Weather::Deaths, 34_000);
+}
+
+#[test]
+fn jobs_survive_stopped_processes_and_broken_connections() {
+    run_many(Weather::Stops, 33_000);
+}
+
+#[test]
+fn jobs_survive_cut_networks() {
+    run_many(Weather::Cuts, 33_000);
+}
+
+#[test]
+fn a_seed_repeats_itself_exactly() {
+    for weather in [Weather::Deaths, Weather::Stops, Weather::Cuts] {
+        for seed in 0..200 {
+            assert_eq!(run(weather, seed), run(weather, seed), "{weather:?} {seed}");
+        }
+    }
+    assert_ne!(run(Weather::Cuts, 1).0, run(Weather::Cuts, 2).0, "another seed is another job");
+}

@@ -1,0 +1,1 @@
+//! Some stories that matter, told step by step.

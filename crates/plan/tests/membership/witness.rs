@@ -1,0 +1,88 @@
+//! Watches a simulated job and panics as soon as something happens that must not.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use farandole_plan::membership::{Generation, MemberId};
+
+use super::sim::{Doing, Node};
+
+/// What was seen so far.
+#[derive(Debug)]
+pub(crate) struct Witness {
+    /// Every generation that some process has entered.
+    pub(crate) generations: BTreeMap<u64, Arc<Generation>>,
+    /// A hash of everything that happened, in order.
+    pub(crate) log: u64,
+    pub(crate) deaths: usize,
+    pub(crate) evictions: usize,
+    pub(crate) surrenders: usize,
+}
+
+impl Witness {
+    pub(crate) fn new(first: &Arc<Generation>) -> Witness {
+        let generations = BTreeMap::from([(first.number, Arc::clone(first))]);
+        Witness { generations, log: 0, deaths: 0, evictions: 0, surrenders: 0 }
+    }
+
+    /// Adds to the log.
+    pub(crate) fn note(&mut self, one: u64, other: u64) {
+        for number in [one, other] {
+            self.log = (self.log ^ number).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
+        }
+    }
+
+    /// A process is in a generation, though it may not get to work in it. A number has one list, and the order is
+    /// stable.
+    pub(crate) fn entered(&mut self, node: usize, generation: &Arc<Generation>) {
+        self.note(node as u64, generation.number);
+        if let Some(known) = self.generations.get(&generation.number) {
+            assert_eq!(known, generation, "a number has one list");
+            return;
+        }
+        self.generations.insert(generation.number, Arc::clone(generation));
+        // One that nobody could work in, because somebody in it was dead, may not have been seen.
+        let Some(before) = self.generations.get(&(generation.number - 1)) else { return };
+        let stayed: Vec<MemberId> = before.ids().filter(|id| generation.contains(*id)).collect();
+        let joined: Vec<MemberId> = generation.ids().filter(|id| !before.contains(*id)).collect();
+        assert!(joined.is_sorted(), "candidates follow by number");
+        let expected: Vec<MemberId> = stayed.into_iter().chain(joined).collect();
+        assert_eq!(expected, generation.ids().collect::<Vec<_>>(), "survivors keep their order");
+        for id in before.ids().filter(|id| !generation.contains(*id)) {
+            assert!(generation.left_out.iter().any(|(left_out, _)| *left_out == id), "{id} is left out with a cause");
+        }
+    }
+
+    /// A process begins to work in a generation. One generation at most has all its members at work.
+    pub(crate) fn installed(&mut self, node: usize, generation: &Arc<Generation>, nodes: &[Node]) {
+        self.note(node as u64, generation.number << 32);
+        let works = |number: u64, id: MemberId| {
+            let node = &nodes[id.0 as usize];
+            node.alive && node.doing == Doing::Training && node.machine.generation().number == number
+        };
+        let numbers: Vec<u64> = nodes.iter().map(|node| node.machine.generation().number).collect();
+        let is_at_work = |number: &&u64| {
+            self.generations.get(number).is_some_and(|generation| generation.ids().all(|id| works(**number, id)))
+        };
+        let mut at_work: Vec<u64> = numbers.iter().filter(is_at_work).copied().collect();
+        at_work.dedup();
+        at_work.sort_unstable();
+        at_work.dedup();
+        assert!(at_work.len() <= 1, "generations {at_work:?} are at work at once");
+    }
+
+    pub(crate) fn killed(&mut self, node: usize) {
+        self.deaths += 1;
+        self.note(node as u64, 1);
+    }
+
+    pub(crate) fn evicted(&mut self, node: usize) {
+        self.evictions += 1;
+        self.note(node as u64, 2);
+    }
+
+    pub(crate) fn gave_up(&mut self, node: usize) {
+        self.surrenders += 1;
+        self.note(node as u64, 3);
+    }
+}
