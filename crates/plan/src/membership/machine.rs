@@ -333,7 +333,7 @@ impl Membership {
                 members.into_iter().for_each(|member| self.greet(member));
             }
             MemberMessage::LeftOut { base } => self.note_vote_without_me(from, base),
-            MemberMessage::Leave => self.lose(from, Grade::Ended, "it has left"),
+            MemberMessage::Leave => self.see_off(from),
             _ => {}
         }
     }
@@ -366,7 +366,7 @@ impl Membership {
             }
             MemberMessage::Decided { .. } => {}
             MemberMessage::Leave if self.is_candidate(from) => drop(self.peers.remove(&from)),
-            MemberMessage::Leave => self.lose(from, Grade::Ended, "it has left"),
+            MemberMessage::Leave => self.see_off(from),
         }
     }
 
@@ -523,6 +523,14 @@ impl Membership {
     }
 
     /// Somebody is lost, or more is known about a loss.
+    /// Somebody leaves in order, which is not a loss, though it will not be there any more.
+    fn see_off(&mut self, member: MemberId) {
+        let Some(peer) = self.peers.get_mut(&member) else { return };
+        peer.loss = Some((Grade::Ended, "it has left".into()));
+        self.yields = self.yields.filter(|(coordinator, _)| *coordinator != member);
+        self.report_again();
+    }
+
     pub(super) fn lose_dead(&mut self, member: MemberId, cause: &str) {
         self.lose(member, Grade::Dead, cause);
     }

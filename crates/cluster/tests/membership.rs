@@ -1,0 +1,413 @@
+//! Endpoints of members over real sockets: as threads of this process, and as processes that are killed and stopped.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farandole_cluster::Error;
+use farandole_cluster::membership::{Endpoint, EndpointOptions, Generation, Limits, Loss, LossNotice, MemberId};
+use farandole_transport::{JobId, Key};
+use rustix::process::{Pid, Signal, kill_process};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const SILENCE: Duration = Duration::from_millis(600);
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+fn limits() -> Limits {
+    Limits { min_members: 1, max_members: 8, silence: Some(SILENCE) }
+}
+
+/// How endpoints reach each other.
+#[derive(Clone, Copy, Debug)]
+enum Medium {
+    Unix,
+    Tcp,
+}
+
+/// Options of one of the members, which share a key.
+fn options(key: &Key, medium: Medium, id: u64, limits: Limits) -> EndpointOptions {
+    let options = EndpointOptions::new(key.clone(), JobId::named("membership test"), limits);
+    match medium {
+        Medium::Unix => options,
+        Medium::Tcp => {
+            EndpointOptions { host: format!("host-{id}"), listen_at: vec!["127.0.0.1:0".parse().unwrap()], ..options }
+        }
+    }
+}
+
+/// A member of this process, and what it is told.
+struct Member {
+    endpoint: Endpoint,
+    losses: Mutex<Receiver<(LossNotice, Instant)>>,
+}
+
+impl Member {
+    fn bind(options: EndpointOptions) -> Member {
+        let endpoint = Endpoint::bind(options).unwrap();
+        let (teller, losses) = mpsc::channel();
+        endpoint.on_loss(move |notice| {
+            let _ = teller.send((notice.clone(), Instant::now()));
+        });
+        Member { endpoint, losses: Mutex::new(losses) }
+    }
+
+    fn loss(&self) -> (LossNotice, Instant) {
+        self.losses.lock().unwrap().recv_timeout(PATIENCE).expect("a loss is noticed")
+    }
+
+    /// Whether nothing was noticed so far.
+    fn misses_nobody(&self) -> bool {
+        self.losses.lock().unwrap().try_recv().is_err()
+    }
+}
+
+fn ids(generation: &Generation) -> Vec<u64> {
+    generation.ids().map(|id| id.0).collect()
+}
+
+/// The first generation: members of this process, and the contacts of others.
+fn found(members: &[(u64, &Endpoint)], others: &[(u64, Vec<u8>)]) {
+    let own = members.iter().map(|(id, endpoint)| (*id, endpoint.contact()));
+    let mut all: Vec<(u64, Vec<u8>)> = own.chain(others.iter().cloned()).collect();
+    all.sort();
+    let list: Vec<_> = all.into_iter().map(|(id, contact)| (MemberId(id), vec![id as u8], contact)).collect();
+    for (id, endpoint) in members {
+        assert_eq!(endpoint.found(MemberId(*id), list.clone()).number, 1);
+    }
+}
+
+/// Members 0 to `count`, all of this process, in their first generation.
+fn start(key: &Key, medium: Medium, count: u64, limits: Limits) -> Vec<Member> {
+    let members: Vec<Member> = (0..count).map(|id| Member::bind(options(key, medium, id, limits))).collect();
+    found(&members.iter().enumerate().map(|(id, m)| (id as u64, &m.endpoint)).collect::<Vec<_>>(), &[]);
+    members
+}
+
+/// All come to the boundary at once; what each of them gets.
+fn next(members: &[&Endpoint]) -> Vec<Result<Arc<Generation>, Error>> {
+    thread::scope(|scope| {
+        let come = |endpoint: &Endpoint| {
+            let payload = endpoint.contact()[..4].to_vec();
+            endpoint.next_generation(payload, soon())
+        };
+        let waiting: Vec<_> = members.iter().map(|endpoint| scope.spawn(move || come(endpoint))).collect();
+        waiting.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// All come, and all get this generation.
+fn next_is(members: &[&Endpoint], number: u64, wanted: &[u64]) {
+    for generation in next(members) {
+        let generation = generation.unwrap();
+        assert_eq!((generation.number, ids(&generation)), (number, wanted.to_vec()));
+    }
+}
+
+#[test]
+fn members_come_to_the_next_generation_together() {
+    for medium in [Medium::Unix, Medium::Tcp] {
+        let key = Key::random().unwrap();
+        let members = start(&key, medium, 4, limits());
+        let all: Vec<&Endpoint> = members.iter().map(|member| &member.endpoint).collect();
+        for number in 2..20 {
+            next_is(&all, number, &[0, 1, 2, 3]);
+        }
+        assert!(members.iter().all(Member::misses_nobody), "{medium:?}: nobody is missed");
+    }
+}
+
+#[test]
+fn whoever_leaves_is_not_in_the_next_generation() {
+    let key = Key::random().unwrap();
+    let mut members = start(&key, Medium::Tcp, 3, limits());
+    next_is(&members.iter().map(|member| &member.endpoint).collect::<Vec<_>>(), 2, &[0, 1, 2]);
+    drop(members.remove(0));
+    next_is(&members.iter().map(|member| &member.endpoint).collect::<Vec<_>>(), 3, &[1, 2]);
+    assert!(members.iter().all(Member::misses_nobody), "leaving in order is no loss");
+    let left_out = members[0].endpoint.generation().unwrap().left_out.clone();
+    assert_eq!(left_out, [(MemberId(0), "it has left".into())]);
+}
+
+#[test]
+fn candidates_are_let_in_when_there_is_room() {
+    let key = Key::random().unwrap();
+    for medium in [Medium::Unix, Medium::Tcp] {
+        let limits = Limits { max_members: 3, ..limits() };
+        let members = start(&key, medium, 2, limits);
+        let seeds = vec![members[1].endpoint.contact()];
+        let joiner = |id: u64| {
+            let endpoint = Endpoint::bind(options(&key, medium, id, limits)).unwrap();
+            endpoint.join(MemberId(id), seeds.clone());
+            thread::spawn(move || (endpoint.next_generation(vec![id as u8], soon()).unwrap(), endpoint))
+        };
+        let third = joiner(7);
+        for member in &members {
+            farandole_testing::wait_until("a candidate", PATIENCE, || member.endpoint.candidates() == 1);
+        }
+        next_is(&[&members[0].endpoint, &members[1].endpoint], 2, &[0, 1, 7]);
+        let (generation, third) = third.join().unwrap();
+        assert_eq!((ids(&generation), &*generation.members[2].payload), (vec![0, 1, 7], &[7][..]));
+        // The next one is a spare: it gets in when somebody leaves.
+        let spare = joiner(5);
+        thread::sleep(SILENCE);
+        assert_eq!(members[0].endpoint.candidates(), 0, "there is no room");
+        members[1].endpoint.leave();
+        next_is(&[&members[0].endpoint, &third], 3, &[0, 7, 5]);
+        assert_eq!(ids(&spare.join().unwrap().0), [0, 7, 5]);
+    }
+}
+
+#[test]
+fn whoever_waits_alone_ends_at_its_deadline_and_says_for_whom() {
+    let key = Key::random().unwrap();
+    let members = start(&key, Medium::Unix, 2, limits());
+    let short = || Instant::now() + SILENCE;
+    let error = members[0].endpoint.next_generation(vec![], short()).unwrap_err().to_string();
+    assert!(error.contains("member 1 did not come to the boundary"), "{error}");
+    // It has left by that, and the other one goes on.
+    next_is(&[&members[1].endpoint], 2, &[1]);
+}
+
+#[test]
+fn below_the_least_number_of_members_there_is_a_clear_line() {
+    let key = Key::random().unwrap();
+    let members = start(&key, Medium::Unix, 2, Limits { min_members: 2, ..limits() });
+    next_is(&[&members[0].endpoint, &members[1].endpoint], 2, &[0, 1]);
+    members[0].endpoint.leave();
+    let error = members[1].endpoint.next_generation(vec![], Instant::now() + SILENCE).unwrap_err().to_string();
+    assert!(error.contains("1 members are left and the job needs 2 (min-np)"), "{error}");
+}
+
+#[test]
+fn a_stranger_without_the_key_changes_nothing() {
+    let members = start(&Key::random().unwrap(), Medium::Tcp, 2, limits());
+    let stranger = Endpoint::bind(options(&Key::random().unwrap(), Medium::Tcp, 9, limits())).unwrap();
+    stranger.join(MemberId(9), members.iter().map(|member| member.endpoint.contact()).collect());
+    let error = stranger.next_generation(vec![], Instant::now() + SILENCE).unwrap_err().to_string();
+    assert!(error.contains("no member of the job has let this process join"), "{error}");
+    assert_eq!(members[0].endpoint.candidates(), 0);
+    next_is(&[&members[0].endpoint, &members[1].endpoint], 2, &[0, 1]);
+}
+
+/// Copies of this program play members that die or are stopped.
+const ROLE: &str = "MEMBERSHIP_TEST_MEMBER";
+
+/// Says its contact, hears the others', and comes to the boundary whenever it is told a loss or a line.
+#[test]
+#[ignore = "role program: other tests start it"]
+fn a_member_in_a_process_of_its_own() {
+    let words = std::env::var(ROLE).expect("a test starts this, with a role");
+    let [id, medium, key] = words.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let id: u64 = id.parse().unwrap();
+    let medium = if medium == "Unix" { Medium::Unix } else { Medium::Tcp };
+    let member = Member::bind(options(&key.parse().unwrap(), medium, id, limits()));
+    // Whatever the test harness has printed is before the marker.
+    println!("\ncontact {}", hex(&member.endpoint.contact()));
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let others: Vec<(u64, Vec<u8>)> = line
+        .split_whitespace()
+        .map(|word| word.split_once('=').unwrap())
+        .map(|(id, contact)| (id.parse().unwrap(), unhex(contact)))
+        .collect();
+    found(&[(id, &member.endpoint)], &others);
+    println!("\nfounded");
+    loop {
+        member.loss();
+        match member.endpoint.next_generation(vec![id as u8], soon()) {
+            Ok(generation) => println!("\ninstalled {} {:?}", generation.number, ids(&generation)),
+            Err(error) => {
+                println!("\nended {error}");
+                return;
+            }
+        }
+        // Other losses of the former generation.
+        while !member.misses_nobody() {}
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()).collect()
+}
+
+/// A member that is a process; killed at the end, whatever happens.
+struct Process {
+    child: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+    contact: Vec<u8>,
+}
+
+impl Process {
+    fn start(id: u64, medium: Medium, key: &Key) -> Process {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "--nocapture", "a_member_in_a_process_of_its_own"]);
+        command.env(ROLE, format!("{id} {medium:?} {}", key.to_hex()));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (teller, lines) = mpsc::channel();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| teller.send(line)));
+        let input = child.stdin.take().unwrap();
+        let mut process = Process { child, input, lines, contact: Vec::new() };
+        process.contact = unhex(&process.line("contact "));
+        process
+    }
+
+    /// The rest of the next line that begins so.
+    fn line(&self, begin: &str) -> String {
+        loop {
+            let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("a line that begins with {begin}"));
+            if let Some(rest) = line.strip_prefix(begin) {
+                return rest.to_string();
+            }
+        }
+    }
+
+    fn introduce(&mut self, others: &[(u64, Vec<u8>)]) {
+        let words: Vec<String> = others.iter().map(|(id, contact)| format!("{id}={}", hex(contact))).collect();
+        writeln!(self.input, "{}", words.join(" ")).unwrap();
+        self.line("founded");
+    }
+
+    fn signal(&self, signal: Signal) -> Instant {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        Instant::now()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Members of this process and others that are processes, in their first generation and connected.
+fn start_with_processes(key: &Key, medium: Medium, own: &[u64], foreign: &[u64]) -> (Vec<Member>, Vec<Process>) {
+    let members: Vec<Member> = own.iter().map(|id| Member::bind(options(key, medium, *id, limits()))).collect();
+    let mut processes: Vec<Process> = foreign.iter().map(|id| Process::start(*id, medium, key)).collect();
+    let mut contacts: Vec<(u64, Vec<u8>)> =
+        own.iter().zip(&members).map(|(id, member)| (*id, member.endpoint.contact())).collect();
+    contacts.extend(foreign.iter().zip(&processes).map(|(id, process)| (*id, process.contact.clone())));
+    for (process, id) in processes.iter_mut().zip(foreign) {
+        let others: Vec<_> = contacts.iter().filter(|(other, _)| other != id).cloned().collect();
+        process.introduce(&others);
+    }
+    let listed: Vec<(u64, &Endpoint)> = own.iter().copied().zip(members.iter().map(|m| &m.endpoint)).collect();
+    let others: Vec<_> = contacts.iter().filter(|(id, _)| foreign.contains(id)).cloned().collect();
+    found(&listed, &others);
+    // Connections take a round trip or two; whoever dies before that is missed by its silence.
+    thread::sleep(SILENCE / 2);
+    (members, processes)
+}
+
+/// The survivors come to the boundary as soon as they hear of a loss; how long that takes from `since`.
+fn recover(members: &[Member], since: Instant) -> (Vec<Arc<Generation>>, Duration) {
+    thread::scope(|scope| {
+        let come = |member: &Member| {
+            let (_, _) = member.loss();
+            (member.endpoint.next_generation(vec![1], soon()).unwrap(), Instant::now())
+        };
+        let waiting: Vec<_> = members.iter().map(|member| scope.spawn(move || come(member))).collect();
+        let done: Vec<_> = waiting.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let last = done.iter().map(|(_, when)| *when).max().unwrap();
+        (done.into_iter().map(|(generation, _)| generation).collect(), last.saturating_duration_since(since))
+    })
+}
+
+#[test]
+fn survivors_of_a_killed_process_are_in_the_next_generation_at_once() {
+    for medium in [Medium::Unix, Medium::Tcp] {
+        for victim in [0, 1, 3] {
+            let key = Key::random().unwrap();
+            let own: Vec<u64> = (0..4).filter(|id| *id != victim).collect();
+            let (members, processes) = start_with_processes(&key, medium, &own, &[victim]);
+            let killed = processes[0].signal(Signal::KILL);
+            let (generations, took) = recover(&members, killed);
+            assert!(generations.iter().all(|generation| generation.number == 2 && ids(generation) == own));
+            println!("{medium:?}, member {victim} of 4 killed: {:.2} ms", took.as_secs_f64() * 1e3);
+            // By silence it would be noticed later than that.
+            assert!(took < SILENCE, "{medium:?}: it took {took:?}");
+        }
+    }
+}
+
+#[test]
+fn the_last_of_four_goes_on_when_all_others_are_killed() {
+    for medium in [Medium::Unix, Medium::Tcp] {
+        let key = Key::random().unwrap();
+        let (members, processes) = start_with_processes(&key, medium, &[3], &[0, 1, 2]);
+        for process in &processes {
+            process.signal(Signal::KILL);
+        }
+        let mut generation = recover(&members, Instant::now()).0.remove(0);
+        while generation.members.len() > 1 {
+            // It may have gone on before it heard of all.
+            generation = recover(&members, Instant::now()).0.remove(0);
+        }
+        assert_eq!(ids(&generation), [3]);
+    }
+}
+
+#[test]
+fn a_stopped_process_is_left_out_and_learns_it_when_it_goes_on() {
+    for medium in [Medium::Unix, Medium::Tcp] {
+        let key = Key::random().unwrap();
+        let (members, processes) = start_with_processes(&key, medium, &[0, 2], &[1]);
+        let stopped = processes[0].signal(Signal::STOP);
+        let (generations, took) = recover(&members, stopped);
+        assert!(generations.iter().all(|generation| generation.number == 2 && ids(generation) == [0, 2]));
+        println!(
+            "{medium:?}, member 1 of 3 stopped: {:.0} ms, silence {} ms",
+            took.as_secs_f64() * 1e3,
+            SILENCE.as_millis()
+        );
+        processes[0].signal(Signal::CONT);
+        let words = processes[0].line("ended ");
+        assert!(words.contains("evicted from generation 2: nothing was heard of it for 0.6 s"), "{words}");
+    }
+}
+
+#[test]
+fn the_second_of_two_waits_for_a_stopped_first_and_goes_on_when_that_is_killed() {
+    let key = Key::random().unwrap();
+    let (members, processes) = start_with_processes(&key, Medium::Unix, &[1], &[0]);
+    processes[0].signal(Signal::STOP);
+    let (notice, _) = members[0].loss();
+    assert_eq!((notice.member, notice.loss), (MemberId(0), Loss::Suspected));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| members[0].endpoint.next_generation(vec![], soon()));
+        farandole_testing::wait_until("the reason", PATIENCE, || {
+            members[0].endpoint.waiting().is_some_and(|words| words.contains("too few to go on without them"))
+        });
+        processes[0].signal(Signal::KILL);
+        assert_eq!(ids(&waiting.join().unwrap().unwrap()), [1]);
+    });
+}
+
+#[test]
+fn a_coordinator_that_dies_during_the_change_is_succeeded() {
+    let key = Key::random().unwrap();
+    // Both die, and the second one perhaps while it coordinates.
+    let (members, processes) = start_with_processes(&key, Medium::Unix, &[2, 3], &[0, 1]);
+    processes[0].signal(Signal::KILL);
+    thread::sleep(Duration::from_micros(500));
+    let killed = processes[1].signal(Signal::KILL);
+    let mut generations = recover(&members, killed).0;
+    while generations[0].members.len() > 2 {
+        generations = recover(&members, killed).0;
+    }
+    assert!(generations.iter().all(|generation| ids(generation) == [2, 3] && *generation == generations[0]));
+}
