@@ -248,9 +248,9 @@ impl Endpoint {
         state.on_loss = Some(Box::new(callback));
     }
 
-    /// Calls back when another member is at the boundary of the generation (its number) in which this process is not
-    /// yet: who waits for its links waits in vain. On the endpoint's thread, or here and now if it is so already, under
-    /// the rules of [`Endpoint::on_loss`].
+    /// Calls back when another member is at the boundary of the generation (its number) in which this process still
+    /// works, or has left in order: whoever waits for its links waits in vain. Once in a generation, on the endpoint's
+    /// thread, or here and now if it is so already, under the rules of [`Endpoint::on_loss`].
     pub fn on_boundary(&self, callback: impl Fn(u64, MemberId) + Send + 'static) {
         let mut state = self.shared.state();
         if let Some((generation, member)) = state.called {

@@ -127,6 +127,17 @@ impl Membership {
         messages.into_iter().for_each(|(member, message)| self.send(member, message));
     }
 
+    /// Somebody has come to the boundary whose report does not say so: perhaps it did not know this generation when it
+    /// was asked.
+    pub(super) fn ask_late_comer(&mut self, member: MemberId) {
+        let Some(change) = &self.change else { return };
+        let is_known = change.reports.get(&member).is_some_and(|report| report.payload.is_some());
+        if change.asked.contains(&member) && !is_known {
+            let (base, ballot) = (self.generation.number, change.ballot);
+            self.send(member, MemberMessage::Collect { base, ballot });
+        }
+    }
+
     pub(super) fn take_report(&mut self, from: MemberId, ballot: Ballot, report: Report) {
         let Some(change) = self.change.as_mut().filter(|change| change.ballot == ballot) else { return };
         let dead = report.certain.clone();

@@ -38,7 +38,7 @@ pub struct Membership {
     /// of a generation of which this one does not know yet.
     votes_without_me: BTreeMap<MemberId, u64>,
     next_beat: Duration,
-    /// Whether this member knows that others are at the boundary of its generation.
+    /// Whether this member knows that somebody does not work in its generation any more.
     is_called: bool,
     /// When this member last considered what to do.
     pub(super) looked: Duration,
@@ -246,6 +246,10 @@ impl Membership {
         if self.stage == Stage::Over {
             return;
         }
+        if self.stage == Stage::Candidate {
+            // Whoever it is may be a member soon, and let this one join.
+            self.peers.entry(peer).or_insert_with(|| Peer::new(now, None));
+        }
         if let Some(known) = self.peers.get_mut(&peer) {
             known.has_gaps = false;
         }
@@ -286,6 +290,7 @@ impl Membership {
             return;
         }
         self.note_heard(from, now);
+        self.note_generation(from, &message);
         match self.stage {
             Stage::Candidate => self.hear_as_candidate(from, message, now),
             _ => self.hear_as_member(from, message, now),
@@ -324,7 +329,6 @@ impl Membership {
                     self.stage = Stage::Member;
                     return self.install(generation, now);
                 }
-                self.peers.retain(|id, _| generation.contains(*id));
                 for id in generation.ids().filter(|id| *id != self.me) {
                     self.peers.entry(id).or_insert_with(|| Peer::new(now, None));
                 }
@@ -349,7 +353,10 @@ impl Membership {
         }
         match message {
             MemberMessage::Heartbeat { place: Place::Training, .. } => {}
-            MemberMessage::Heartbeat { place: Place::Boundary, .. } => self.be_called(from),
+            MemberMessage::Heartbeat { place: Place::Boundary, .. } => {
+                self.be_called(from);
+                self.ask_late_comer(from);
+            }
             MemberMessage::Join { generation, candidate } => self.take_candidate(from, generation, candidate, now),
             MemberMessage::Collect { ballot, .. } => self.promise(from, ballot, now),
             MemberMessage::Report { ballot, report, .. } => self.take_report(from, ballot, report),
@@ -385,6 +392,17 @@ impl Membership {
         }
     }
 
+    /// Whoever is in a later generation may have voted for it without this member.
+    fn note_generation(&mut self, from: MemberId, message: &MemberMessage) {
+        let theirs = match message {
+            MemberMessage::Decided { generation } => generation.number,
+            other => other.base().unwrap_or_default(),
+        };
+        if theirs > self.generation.number {
+            self.note_vote_without_me(from, theirs - 1);
+        }
+    }
+
     fn note_vote_without_me(&mut self, from: MemberId, base: u64) {
         let highest = self.votes_without_me.entry(from).or_default();
         *highest = base.max(*highest);
@@ -402,7 +420,7 @@ impl Membership {
         self.be_called(coordinator);
     }
 
-    /// Somebody else is at the boundary.
+    /// Somebody else is at the boundary, or has left.
     fn be_called(&mut self, by: MemberId) {
         if self.payload.is_none() && !std::mem::replace(&mut self.is_called, true) {
             self.effects.push(Effect::Called { by });
@@ -476,7 +494,7 @@ impl Membership {
         self.votes_without_me.retain(|_, base| *base >= generation.number);
         if self.payload.is_some() && self.peers.values().any(Peer::is_dead) {
             // Nobody could work in it. This member stays at the boundary, which is now that of the new generation.
-            return;
+            return self.greet(self.coordinator());
         }
         self.payload = None;
         self.effects.push(Effect::Installed(generation));
@@ -528,6 +546,9 @@ impl Membership {
         let Some(peer) = self.peers.get_mut(&member) else { return };
         peer.loss = Some((Grade::Ended, "it has left".into()));
         self.yields = self.yields.filter(|(coordinator, _)| *coordinator != member);
+        if self.stage == Stage::Member {
+            self.be_called(member);
+        }
         self.report_again();
     }
 

@@ -57,7 +57,8 @@
 //!
 //! For this, what is certain must be known at first hand by somebody who takes part: reports say what the reporting
 //! member itself has received to its end, and nobody passes on what others have said. A connection that breaks may have
-//! lost a `LeftOut`; so the next one begins with it ([`Membership::meet`]), and until then nothing is certain.
+//! lost a `LeftOut`; so the next one begins with it ([`Membership::meet`]), and until then nothing is certain. Whoever
+//! is in a later generation already says that, which counts as much.
 //!
 //! *The order is stable*: members of the base keep their order, candidates follow by number.
 //!
@@ -195,10 +196,10 @@ pub enum Effect {
         /// What was seen.
         cause: Arc<str>,
     },
-    /// Another member is at the boundary of the generation in which this one trains, or is about to. Said once in a
-    /// generation: whoever waits for the other one's links waits in vain.
+    /// Another member is at the boundary of the generation in which this one trains, or is about to, or has left in
+    /// order. Said once in a generation: whoever waits for the other one's links waits in vain.
     Called {
-        /// Who asks for the next generation.
+        /// Who does not work in this generation any more.
         by: MemberId,
     },
     /// This member is in a new generation, and no longer at the boundary.

@@ -84,7 +84,16 @@ fn strike(weather: Weather, members: usize, at: u64, random: &mut Random, faults
                 directions.iter().for_each(|(from, to)| faults.push((at + 2 * SILENCE, Fault::Break(*from, *to))));
             }
             faults.push((at, Fault::Cut(directions.clone())));
-            faults.push((at + random.below(4 * SILENCE), Fault::Heal(directions)));
+            if random.below(2) == 0 {
+                return faults.push((at + random.below(4 * SILENCE), Fault::Heal(directions)));
+            }
+            // Not everything heals at the same time.
+            let mut moments = [0; 3].map(|_| at + random.below(4 * SILENCE));
+            moments.sort_unstable();
+            for (from, to) in directions {
+                let moment = moments[(random.below(2) as usize + from.min(to)) % 3];
+                faults.push((moment, Fault::Heal(vec![(from, to)])));
+            }
         }
     }
 }

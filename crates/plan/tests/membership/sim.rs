@@ -246,6 +246,9 @@ impl World {
                 }
                 self.arrive(event);
             }
+            Event::Meet { node, .. } if self.nodes[node].stopped_since.is_some() => {
+                self.nodes[node].inbox.push_back(event);
+            }
             Event::Meet { node, peer, epoch } => self.meet(node, peer, epoch),
             Event::Connect { one, other } => self.connect(one, other),
             Event::Learn { node, about, evidence } => {
