@@ -192,7 +192,8 @@ fn a_stranger_without_the_key_changes_nothing() {
     let stranger = Endpoint::bind(options(&Key::random().unwrap(), Medium::Tcp, 9, limits())).unwrap();
     stranger.join(MemberId(9), members.iter().map(|member| member.endpoint.contact()).collect());
     let error = stranger.next_generation(vec![], Instant::now() + SILENCE).unwrap_err().to_string();
-    assert!(error.contains("no member of the job has let this process join"), "{error}");
+    let words = "no member of the job has let this process join: the other side does not hold this job's key";
+    assert!(error.contains(words), "{error}");
     assert_eq!(members[0].endpoint.candidates(), 0);
     next_is(&[&members[0].endpoint, &members[1].endpoint], 2, &[0, 1]);
 }

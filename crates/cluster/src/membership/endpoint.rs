@@ -113,6 +113,8 @@ pub(super) struct State {
     /// Set when somebody who is at the boundary gets what it waits for.
     pub(super) outcome: Option<Outcome>,
     pub(super) waiting: Option<Waiting>,
+    /// Why the last attempt to connect to somebody failed.
+    pub(super) obstacle: Option<String>,
     /// Losses in the current generation; a callback that comes later hears of them.
     notices: Vec<LossNotice>,
     on_loss: Option<OnLoss>,
@@ -327,6 +329,13 @@ impl Shared {
         state.notices.push(notice);
     }
 
+    /// Notes that this process takes part no more, unless it has got what it came for.
+    pub(super) fn give_up(&self) {
+        self.change(|state| {
+            state.outcome.get_or_insert(Outcome::GaveUp);
+        });
+    }
+
     pub(super) fn call(&self, generation: u64, by: MemberId) {
         let mut state = self.state();
         if let Some(on_boundary) = &state.on_boundary {
@@ -337,9 +346,10 @@ impl Shared {
 }
 
 fn no_generation(state: &State, waited: Duration) -> Error {
-    let cause = match &state.waiting {
-        Some(waiting) => waiting.to_string(),
-        None => "this process has left".to_string(),
+    let cause = match (&state.waiting, &state.obstacle) {
+        (Some(Waiting::Welcome), Some(obstacle)) => format!("{}: {obstacle}", Waiting::Welcome),
+        (Some(waiting), _) => waiting.to_string(),
+        (None, _) => "this process takes part no more".to_string(),
     };
     Error::NoGeneration { waited, cause }
 }

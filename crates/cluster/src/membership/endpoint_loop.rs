@@ -57,6 +57,8 @@ pub(super) struct EndpointLoop {
     next_id: ConnectionId,
     /// When somebody is dialed again, and how often it was.
     dialed: BTreeMap<Target, (Instant, usize)>,
+    /// When to look whom to dial; `None` while everybody is connected.
+    next_dial: Option<Instant>,
     accept_again: Option<Instant>,
 }
 
@@ -87,6 +89,7 @@ impl EndpointLoop {
             connections: BTreeMap::new(),
             next_id: 0,
             dialed: BTreeMap::new(),
+            next_dial: None,
             accept_again: None,
         }
     }
@@ -107,7 +110,9 @@ impl EndpointLoop {
                     self.attend(connection, now);
                 }
                 self.look_at_clocks(now);
-                self.dial(now);
+                if self.next_dial.is_some_and(|next| next <= now) {
+                    self.next_dial = self.dial(now);
+                }
             }
         }
         self.say_goodbye();
@@ -120,8 +125,7 @@ impl EndpointLoop {
         let handshakes = self.connections.values().filter_map(|connection| {
             connection.began.filter(|_| connection.stage == Stage::Handshake).map(|began| began + HANDSHAKE_TIMEOUT)
         });
-        let dials = self.targets().into_iter().filter_map(|(target, _)| Some(self.dialed.get(&target)?.0));
-        let due = machine.into_iter().chain(handshakes).chain(dials).chain(self.accept_again).min();
+        let due = machine.into_iter().chain(handshakes).chain(self.next_dial).chain(self.accept_again).min();
         due.map_or(TURN_AT_LEAST, |due| due.saturating_duration_since(now).min(TURN_AT_LEAST))
     }
 
@@ -150,14 +154,19 @@ impl EndpointLoop {
             match command {
                 Command::Found { me, generation } => {
                     let machine = Membership::member(me, generation, self.options.limits, self.time(now));
-                    self.begin(machine, Vec::new());
+                    self.begin(machine, Vec::new(), now);
                 }
                 Command::Join { me, seeds } => {
                     let contact = Arc::clone(&self.contact);
                     let machine = Membership::candidate(me, contact, self.options.limits, self.time(now));
-                    self.begin(machine, seeds);
+                    self.begin(machine, seeds, now);
                 }
-                Command::Come(payload) => self.drive(now, |machine, time| machine.come(payload.into(), time)),
+                Command::Come(payload) => {
+                    self.drive(now, |machine, time| machine.come(payload.into(), time));
+                    if self.machine.as_ref().is_none_or(Membership::is_over) {
+                        self.shared.give_up();
+                    }
+                }
                 Command::GiveUp => self.give_up(now),
                 Command::Report { member, loss, cause } => {
                     let evidence = if loss == Loss::Certain { Evidence::Dead } else { Evidence::Doubted };
@@ -173,19 +182,17 @@ impl EndpointLoop {
     }
 
     /// Begins with a new number, and with new connections.
-    fn begin(&mut self, machine: Membership, seeds: Vec<Vec<u8>>) {
+    fn begin(&mut self, machine: Membership, seeds: Vec<Vec<u8>>, now: Instant) {
         self.connections.clear();
         self.dialed.clear();
-        (self.machine, self.seeds) = (Some(machine), seeds);
+        (self.machine, self.seeds, self.next_dial) = (Some(machine), seeds, Some(now));
     }
 
     /// Takes part no more, unless the next generation has just come.
     fn give_up(&mut self, now: Instant) {
         if self.machine.as_ref().is_none_or(Membership::is_at_boundary) {
             self.drive(now, |machine, _| machine.leave());
-            self.shared.change(|state| {
-                state.outcome.get_or_insert(Outcome::GaveUp);
-            });
+            self.shared.give_up();
         }
     }
 
@@ -205,6 +212,9 @@ impl EndpointLoop {
         }
         if let Some(machine) = &self.machine {
             self.shared.candidates.store(machine.candidates(), Ordering::Relaxed);
+            if machine.generation().number != before {
+                self.next_dial = Some(now);
+            }
         }
     }
 
@@ -297,26 +307,32 @@ impl EndpointLoop {
         targets
     }
 
-    fn dial(&mut self, now: Instant) {
+    /// Dials whom it is time to dial; returns when it is time for the next one.
+    fn dial(&mut self, now: Instant) -> Option<Instant> {
+        let mut next = None;
         for (target, contact) in self.targets() {
             let (again, attempt) = self.dialed.get(&target).copied().unwrap_or((now, 0));
             if now < again {
+                next = next.into_iter().chain([again]).min();
                 continue;
             }
             self.dialed.insert(target, (now + DIAL_PAUSE, attempt + 1));
+            next = next.into_iter().chain([now + DIAL_PAUSE]).min();
             let (Some(place), Some(me)) = (Whereabouts::decode(&contact), self.machine.as_ref().map(Membership::id))
             else {
                 log::warn!("the contact of a member has another form: install the same farandole everywhere");
                 continue;
             };
+            let is_here = place.host == self.options.host;
             match Connection::dial(&place, &self.options.host, attempt, &self.options.key, me, target) {
                 Ok(connection) => self.add(connection, now),
                 // Nobody listens where a member of this host should: its process has ended. From farther away that
                 // would prove nothing.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => self.bury(target, now),
+                Err(error) if is_here && error.kind() == io::ErrorKind::ConnectionRefused => self.bury(target, now),
                 Err(error) => log::debug!("{target:?} cannot be called: {error}"),
             }
         }
+        next
     }
 
     fn bury(&mut self, target: Target, now: Instant) {
@@ -363,10 +379,12 @@ impl EndpointLoop {
     /// A connection has ended.
     fn part(&mut self, id: ConnectionId, end: Result<(), &io::Error>, now: Instant) {
         let Some(connection) = self.connections.remove(&id) else { return };
+        self.next_dial = Some(now);
         match connection.stage {
             Stage::Handshake => {
                 if let (Some(target), Err(error)) = (connection.dialed, end) {
                     log::debug!("a connection to {target:?} failed: {error}");
+                    self.shared.change(|state| state.obstacle = Some(error.to_string()));
                 }
             }
             Stage::Known(member) => {
@@ -385,19 +403,27 @@ impl EndpointLoop {
         if self.machine.as_ref().and_then(Membership::due).is_some_and(|due| due <= time) {
             self.drive(now, |machine, time| machine.tick(time));
         }
+        let before = self.connections.len();
         self.connections.retain(|_, connection| {
             let is_late = connection.began.is_some_and(|began| now >= began + HANDSHAKE_TIMEOUT);
             connection.stage != Stage::Handshake || !is_late
         });
+        if self.connections.len() < before {
+            self.next_dial = Some(now);
+        }
     }
 
-    /// Waits, for a moment, until the last words have been taken, and closes so that they stay said: a socket with
-    /// something unread would be reset.
+    /// Waits, for a moment, until the last words have been taken. What has come meanwhile is read: a socket that is
+    /// closed with something unread is reset, and what it has sent may go with it.
     fn say_goodbye(&mut self) {
         let until = Instant::now() + GOODBYE_PATIENCE;
         self.connections.retain(|_, connection| connection.peer().is_some());
         loop {
-            self.connections.retain(|_, connection| !connection.flush() && connection.channel.wants_write());
+            self.connections.retain(|_, connection| {
+                let is_done = connection.flush() || !connection.channel.wants_write();
+                while let Ok(Received::Message(_)) = connection.channel.receive() {}
+                !is_done
+            });
             let left = until.saturating_duration_since(Instant::now());
             if self.connections.is_empty() || left.is_zero() {
                 return;

@@ -184,6 +184,11 @@ impl Membership {
         self.payload.is_some()
     }
 
+    /// Whether this process has left, given up or was evicted.
+    pub fn is_over(&self) -> bool {
+        self.stage == Stage::Over
+    }
+
     /// Whether nothing was heard of somebody for too long.
     pub fn suspects(&self, member: MemberId) -> bool {
         self.peers.get(&member).is_some_and(|peer| peer.is_lost() && !peer.is_dead())

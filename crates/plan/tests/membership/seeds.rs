@@ -190,7 +190,7 @@ fn number(variable: &str, default: u64) -> u64 {
 
 fn run_many(weather: Weather, count: u64) {
     if let Ok(one) = std::env::var("FARANDOLE_MEMBERSHIP_SEED") {
-        println!("{:?}", run(weather, one.parse().expect("a seed")));
+        eprintln!("{:?}", run(weather, one.parse().expect("a seed")));
         return;
     }
     let count = number("FARANDOLE_MEMBERSHIP_SEEDS", count);
@@ -202,7 +202,7 @@ fn run_many(weather: Weather, count: u64) {
         }
     }
     let [_, at_work, stuck, over] = verdicts;
-    println!("{weather:?}: {at_work} at work, {stuck} may not go on, {over} have nobody left");
+    eprintln!("{weather:?}: {at_work} at work, {stuck} may not go on, {over} have nobody left");
     assert!(at_work > count / 2, "most jobs survive");
 }
 
