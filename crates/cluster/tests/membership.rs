@@ -1,6 +1,6 @@
 //! Endpoints of members over real sockets: as threads of this process, and as processes that are killed and stopped.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(unsafe_code, clippy::unwrap_used, reason = "a test that cannot go on has failed, and forks")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -220,6 +220,11 @@ fn a_member_in_a_process_of_its_own() {
         .map(|(id, contact)| (id.parse().unwrap(), unhex(contact)))
         .collect();
     found(&[(id, &member.endpoint)], &others);
+    if std::env::var(FORKS).is_ok() {
+        // Connected by now or not: a copy of this process holds all that is connected when it is made.
+        thread::sleep(SILENCE / 2);
+        outlive_the_parent();
+    }
     println!("\nfounded");
     loop {
         member.loss();
@@ -232,6 +237,24 @@ fn a_member_in_a_process_of_its_own() {
         }
         // Other losses of the former generation.
         while !member.misses_nobody() {}
+    }
+}
+
+/// Set for a member that has a child with copies of its connections, as data loaders are.
+const FORKS: &str = "MEMBERSHIP_TEST_FORKS";
+
+/// Forks a child that ends long after its parent.
+fn outlive_the_parent() {
+    // SAFETY: the child is a copy of this thread alone. It calls nothing but system calls, and leaves by `_exit`.
+    unsafe {
+        let parent = libc::getpid();
+        if libc::fork() == 0 {
+            while libc::getppid() == parent {
+                libc::usleep(10_000);
+            }
+            libc::usleep(5 * SILENCE.as_micros() as u32);
+            libc::_exit(0);
+        }
     }
 }
 
@@ -253,9 +276,14 @@ struct Process {
 
 impl Process {
     fn start(id: u64, medium: Medium, key: &Key) -> Process {
+        Process::start_with(id, medium, key, None)
+    }
+
+    fn start_with(id: u64, medium: Medium, key: &Key, variable: Option<&str>) -> Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--ignored", "--exact", "--nocapture", "a_member_in_a_process_of_its_own"]);
         command.env(ROLE, format!("{id} {medium:?} {}", key.to_hex()));
+        command.envs(variable.map(|variable| (variable, "1")));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (teller, lines) = mpsc::channel();
         let output = BufReader::new(child.stdout.take().unwrap());
@@ -314,11 +342,12 @@ fn start_with_processes(key: &Key, medium: Medium, own: &[u64], foreign: &[u64])
     (members, processes)
 }
 
-/// The survivors come to the boundary as soon as they hear of a loss; how long that takes from `since`.
-fn recover(members: &[Member], since: Instant) -> (Vec<Arc<Generation>>, Duration) {
+/// The survivors come to the boundary as soon as they hear of a loss, which must be of this kind; how long that takes
+/// from `since`.
+fn recover(members: &[Member], wanted: Loss, since: Instant) -> (Vec<Arc<Generation>>, Duration) {
     thread::scope(|scope| {
         let come = |member: &Member| {
-            let (_, _) = member.loss();
+            assert_eq!(member.loss().0.loss, wanted, "silence makes suspects, and the kernel's word makes certain");
             (member.endpoint.next_generation(vec![1], soon()).unwrap(), Instant::now())
         };
         let waiting: Vec<_> = members.iter().map(|member| scope.spawn(move || come(member))).collect();
@@ -336,13 +365,31 @@ fn survivors_of_a_killed_process_are_in_the_next_generation_at_once() {
             let own: Vec<u64> = (0..4).filter(|id| *id != victim).collect();
             let (members, processes) = start_with_processes(&key, medium, &own, &[victim]);
             let killed = processes[0].signal(Signal::KILL);
-            let (generations, took) = recover(&members, killed);
+            let (generations, took) = recover(&members, Loss::Certain, killed);
             assert!(generations.iter().all(|generation| generation.number == 2 && ids(generation) == own));
             println!("{medium:?}, member {victim} of 4 killed: {:.2} ms", took.as_secs_f64() * 1e3);
-            // By silence it would be noticed later than that.
-            assert!(took < SILENCE, "{medium:?}: it took {took:?}");
         }
     }
+}
+
+#[test]
+fn a_killed_process_whose_children_hold_its_connections_is_lost_at_once() {
+    let key = Key::random().unwrap();
+    let member = Member::bind(options(&key, Medium::Unix, 1, limits()));
+    let mut process = Process::start_with(0, Medium::Unix, &key, Some(FORKS));
+    let contacts = [(0, process.contact.clone()), (1, member.endpoint.contact())];
+    let connecting = thread::scope(|scope| {
+        let ready = scope.spawn(|| process.introduce(&contacts[1..]));
+        found(&[(1, &member.endpoint)], &contacts[..1]);
+        ready.join()
+    });
+    connecting.unwrap();
+    let killed = process.signal(Signal::KILL);
+    let (notice, noticed) = member.loss();
+    // By silence it would be a suspect, long before the children end.
+    assert_eq!((notice.member, notice.loss), (MemberId(0), Loss::Certain));
+    println!("noticed after {:.2} ms", noticed.saturating_duration_since(killed).as_secs_f64() * 1e3);
+    assert_eq!(ids(&member.endpoint.next_generation(vec![], soon()).unwrap()), [1]);
 }
 
 #[test]
@@ -353,10 +400,10 @@ fn the_last_of_four_goes_on_when_all_others_are_killed() {
         for process in &processes {
             process.signal(Signal::KILL);
         }
-        let mut generation = recover(&members, Instant::now()).0.remove(0);
+        let mut generation = recover(&members, Loss::Certain, Instant::now()).0.remove(0);
         while generation.members.len() > 1 {
             // It may have gone on before it heard of all.
-            generation = recover(&members, Instant::now()).0.remove(0);
+            generation = recover(&members, Loss::Certain, Instant::now()).0.remove(0);
         }
         assert_eq!(ids(&generation), [3]);
     }
@@ -368,7 +415,7 @@ fn a_stopped_process_is_left_out_and_learns_it_when_it_goes_on() {
         let key = Key::random().unwrap();
         let (members, processes) = start_with_processes(&key, medium, &[0, 2], &[1]);
         let stopped = processes[0].signal(Signal::STOP);
-        let (generations, took) = recover(&members, stopped);
+        let (generations, took) = recover(&members, Loss::Suspected, stopped);
         assert!(generations.iter().all(|generation| generation.number == 2 && ids(generation) == [0, 2]));
         println!(
             "{medium:?}, member 1 of 3 stopped: {:.0} ms, silence {} ms",
@@ -406,9 +453,9 @@ fn a_coordinator_that_dies_during_the_change_is_succeeded() {
     processes[0].signal(Signal::KILL);
     thread::sleep(Duration::from_micros(500));
     let killed = processes[1].signal(Signal::KILL);
-    let mut generations = recover(&members, killed).0;
+    let mut generations = recover(&members, Loss::Certain, killed).0;
     while generations[0].members.len() > 2 {
-        generations = recover(&members, killed).0;
+        generations = recover(&members, Loss::Certain, killed).0;
     }
     assert!(generations.iter().all(|generation| ids(generation) == [2, 3] && *generation == generations[0]));
 }

@@ -4,8 +4,8 @@
 //! Invariant: every decision is a function of values. There is no I/O, no clock (time is a parameter called `now`), no
 //! thread, no unsafe code and no tensor memory: a [`Request`] describes a tensor, it does not hold one. For equal
 //! arguments the schedules of all ranks fit together. So tests run the production code without sockets and threads:
-//! `tests/schedules` proves every algorithm by executing all ranks symbolically, `tests/agree` runs the agreement over
-//! a simulated network.
+//! `tests/schedules` proves every algorithm by executing all ranks symbolically, `tests/agree` and `tests/membership`
+//! run agreements over a simulated network.
 //!
 //! Terms: a *rank* is a process of the job. A *group* is a set of ranks, numbered from zero inside the group. A
 //! *request* is what a rank asks for. A *bucket* is a set of requests that are reduced together. A *chunk* is the part
@@ -18,6 +18,7 @@
 //! - [`plane`]: the plane, the element type and the schedule of a bucket; [`choose`] has the limits, [`table`] what was
 //!   measured.
 //! - [`algorithm`]: the [`Schedule`] of one rank, by algorithm.
+//! - [`membership::Membership`]: one member's side of the agreement on who is in the job, generation by generation.
 //! - [`stall`]: who waits for whom, and the report about it.
 //!
 //! Not here: carrying out steps (`farandole-engine`), arithmetic (`farandole-tensor`), links (`farandole-transport`).

@@ -7,7 +7,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener};
 use std::time::Instant;
 
-use farandole_plan::membership::{Evidence, MemberId, MemberMessage};
+use farandole_plan::membership::{LossEvidence, MemberId, MemberMessage};
 use farandole_transport::Key;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
@@ -52,8 +52,9 @@ impl MemberListener {
             MemberListener::Tcp(listener) => (Socket::from_tcp(listener.accept()?.0)?, Medium::Tcp),
             MemberListener::Unix(listener) => (Socket::from(listener.accept()?.0), Medium::Unix),
         };
+        let process = process_behind(&socket, medium);
         let channel = Polled::accept(socket, key, ChannelPurpose::Membership)?;
-        Ok(Connection { channel, medium, dialed: None, stage: Stage::Handshake, began: None, unanswered: 0 })
+        Ok(Connection { channel, medium, process, dialed: None, stage: Stage::Handshake, began: None, unanswered: 0 })
     }
 }
 
@@ -93,6 +94,9 @@ pub(super) enum Stage {
 pub(super) struct Connection {
     pub(super) channel: Polled<Socket>,
     pub(super) medium: Medium,
+    /// The process at the other end, if it is on this host: readable when it has ended. Its children may have inherited
+    /// the connection (whoever forks without `exec` does that), and keep it open.
+    pub(super) process: Option<OwnedFd>,
     /// Set on the side that has connected.
     pub(super) dialed: Option<Target>,
     pub(super) stage: Stage,
@@ -120,9 +124,11 @@ impl Connection {
             let address = place.tcp.get(attempt % count.max(1)).ok_or_else(no_address)?;
             (dial_tcp(*address)?, Medium::Tcp)
         };
+        let process = process_behind(&socket, medium);
         // Only the lower half fits the opening of a channel; the hello has the whole number.
         let channel = Polled::connect(socket, key, ChannelPurpose::Membership, me.0 as u32)?;
-        Ok(Connection { channel, medium, dialed: Some(target), stage: Stage::Handshake, began: None, unanswered: 0 })
+        let (dialed, stage) = (Some(target), Stage::Handshake);
+        Ok(Connection { channel, medium, process, dialed, stage, began: None, unanswered: 0 })
     }
 
     pub(super) fn peer(&self) -> Option<MemberId> {
@@ -160,20 +166,29 @@ impl Connection {
 
 /// What the end of a connection to a known member means, and in which words. `suspected`: nothing was heard of it for
 /// too long.
-pub(super) fn judge_end(medium: Medium, end: Result<(), &io::Error>, suspected: bool) -> (Evidence, String) {
+pub(super) fn judge_end(medium: Medium, end: Result<(), &io::Error>, suspected: bool) -> (LossEvidence, String) {
     let Err(error) = end else {
-        return (Evidence::Ended, "its process has ended: its connection was closed".into());
+        return (LossEvidence::Ended, "its process has ended: its connection was closed".into());
     };
     let evidence =
         match (ChannelFault::of(error), error.kind()) {
-            (Some(ChannelFault::Truncated), _) => Evidence::Dead,
+            (Some(ChannelFault::Truncated), _) => LossEvidence::Dead,
             (None, io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
-                if suspected && medium == Medium::Tcp { Evidence::Broken } else { Evidence::Ended }
+                if suspected && medium == Medium::Tcp { LossEvidence::Broken } else { LossEvidence::Ended }
             }
-            _ => Evidence::Broken,
+            _ => LossEvidence::Broken,
         };
-    let what = if evidence == Evidence::Broken { "its connection broke" } else { "its process has ended" };
+    let what = if evidence == LossEvidence::Broken { "its connection broke" } else { "its process has ended" };
     (evidence, format!("{what}: {error}"))
+}
+
+/// The process at the other end of a Unix socket. `None` where the kernel does not say, as across namespaces.
+fn process_behind(socket: &Socket, medium: Medium) -> Option<OwnedFd> {
+    if medium == Medium::Tcp {
+        return None;
+    }
+    let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
 }
 
 fn dial_unix(name: &str) -> io::Result<Socket> {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use farandole_plan::membership::{Effect, Evidence, Loss, MemberId, MemberMessage, Membership};
+use farandole_plan::membership::{Loss, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect};
 use farandole_transport::AwakeClock;
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -62,6 +62,13 @@ pub(super) struct EndpointLoop {
     accept_again: Option<Instant>,
 }
 
+/// What is known of the process at the other end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Process {
+    Runs,
+    HasEnded,
+}
+
 /// Whether the thread goes on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum After {
@@ -106,8 +113,12 @@ impl EndpointLoop {
             }
             if self.machine.is_some() {
                 self.accept(now);
-                for connection in ready {
+                for (connection, process) in ready {
                     self.attend(connection, now);
+                    if process == Process::HasEnded {
+                        // All that it had sent was there before.
+                        self.part(connection, Ok(()), now);
+                    }
                 }
                 self.look_at_clocks(now);
                 if self.next_dial.is_some_and(|next| next <= now) {
@@ -123,14 +134,15 @@ impl EndpointLoop {
     fn longest_wait(&self, now: Instant) -> Duration {
         let machine = self.machine.as_ref().and_then(Membership::due).map(|due| self.began + due);
         let handshakes = self.connections.values().filter_map(|connection| {
-            connection.began.filter(|_| connection.stage == Stage::Handshake).map(|began| began + HANDSHAKE_TIMEOUT)
+            connection.began.filter(|_| !connection.channel.is_established()).map(|began| began + HANDSHAKE_TIMEOUT)
         });
         let due = machine.into_iter().chain(handshakes).chain(self.next_dial).chain(self.accept_again).min();
         due.map_or(TURN_AT_LEAST, |due| due.saturating_duration_since(now).min(TURN_AT_LEAST))
     }
 
-    /// Waits until something happens or is due; returns the connections that are ready.
-    fn wait(&self, at_most: Duration) -> Vec<ConnectionId> {
+    /// Waits until something happens or is due; returns the connections that are ready, and whether the process at the
+    /// other end has ended.
+    fn wait(&self, at_most: Duration) -> Vec<(ConnectionId, Process)> {
         let listening = self.machine.is_some() && self.accept_again.is_none();
         let mut fds = vec![PollFd::new(&self.commands, PollFlags::IN)];
         let flags = if listening { PollFlags::IN } else { PollFlags::empty() };
@@ -140,13 +152,23 @@ impl EndpointLoop {
             let writing = if connection.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
             PollFd::from_borrowed_fd(connection.channel.fd(), PollFlags::IN | writing)
         }));
+        let processes = self.connections.values().filter_map(|connection| connection.process.as_ref());
+        fds.extend(processes.map(|process| PollFd::new(process, PollFlags::IN)));
         // A millisecond more, lest the loop turns several times just before something is due.
         let timeout = (at_most + Duration::from_millis(1)).try_into().ok();
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Vec::new();
         }
-        let ready = self.connections.keys().zip(&fds[first..]).filter(|(_, fd)| !fd.revents().is_empty());
-        ready.map(|(connection, _)| *connection).collect()
+        let mut processes = fds[first + self.connections.len()..].iter();
+        let mut ready = Vec::new();
+        for ((id, connection), fd) in self.connections.iter().zip(&fds[first..]) {
+            let process = connection.process.as_ref().and_then(|_| processes.next());
+            let has_ended = process.is_some_and(|process| !process.revents().is_empty());
+            if has_ended || !fd.revents().is_empty() {
+                ready.push((*id, if has_ended { Process::HasEnded } else { Process::Runs }));
+            }
+        }
+        ready
     }
 
     fn obey(&mut self, now: Instant) -> After {
@@ -169,7 +191,7 @@ impl EndpointLoop {
                 }
                 Command::GiveUp => self.give_up(now),
                 Command::Report { member, loss, cause } => {
-                    let evidence = if loss == Loss::Certain { Evidence::Dead } else { Evidence::Doubted };
+                    let evidence = if loss == Loss::Certain { LossEvidence::Dead } else { LossEvidence::Doubted };
                     self.drive(now, |machine, time| machine.learn(member, evidence, &cause, time));
                 }
                 Command::Leave => {
@@ -218,10 +240,10 @@ impl EndpointLoop {
         }
     }
 
-    fn carry_out(&mut self, effect: Effect, generation_before: u64) {
+    fn carry_out(&mut self, effect: MembershipEffect, generation_before: u64) {
         match effect {
-            Effect::Send { to, message } => self.send(to, message),
-            Effect::Lost { member, loss, cause } => {
+            MembershipEffect::Send { to, message } => self.send(to, message),
+            MembershipEffect::Lost { member, loss, cause } => {
                 let Some(generation) = self.machine.as_ref().map(|machine| Arc::clone(machine.generation())) else {
                     return;
                 };
@@ -229,12 +251,12 @@ impl EndpointLoop {
                 let cause = cause.to_string();
                 self.shared.tell(LossNotice { generation: number, member, rank, loss, cause });
             }
-            Effect::Called { by } => self.shared.call(generation_before, by),
-            Effect::Installed(generation) => {
+            MembershipEffect::Called { by } => self.shared.call(generation_before, by),
+            MembershipEffect::Installed(generation) => {
                 log::info!("generation {} has {} members", generation.number, generation.members.len());
                 self.shared.enter(generation);
             }
-            Effect::Evicted { generation, cause } => {
+            MembershipEffect::Evicted { generation, cause } => {
                 let Some(member) = self.machine.as_ref().map(Membership::id) else { return };
                 let cause = cause.to_string();
                 let notice = LossNotice {
@@ -247,7 +269,7 @@ impl EndpointLoop {
                 self.shared.tell(notice);
                 self.shared.change(|state| state.outcome = Some(Outcome::Evicted { generation, cause }));
             }
-            Effect::Waiting(waiting) => {
+            MembershipEffect::Waiting(waiting) => {
                 log::info!("the next generation is waited for: {waiting}");
                 self.shared.change(|state| state.waiting = Some(waiting));
             }
@@ -338,7 +360,7 @@ impl EndpointLoop {
     fn bury(&mut self, target: Target, now: Instant) {
         let cause = "its process has ended: nobody listens at its address";
         if let Target::Member(member) = target {
-            self.drive(now, |machine, time| machine.learn(member, Evidence::Dead, cause, time));
+            self.drive(now, |machine, time| machine.learn(member, LossEvidence::Dead, cause, time));
         }
     }
 
@@ -369,7 +391,8 @@ impl EndpointLoop {
             (Stage::Known(member), Some(Packet::Message(message))) => {
                 self.drive(now, |machine, time| machine.hear(member, message, time));
             }
-            _ => {
+            (Stage::Known(member), _) => log::warn!("member {member} said something that has no meaning here"),
+            (Stage::Handshake, _) => {
                 log::warn!("a process that holds the key is of another job or version, and is turned away");
                 self.connections.remove(&id);
             }
@@ -405,8 +428,9 @@ impl EndpointLoop {
         }
         let before = self.connections.len();
         self.connections.retain(|_, connection| {
+            // Whoever holds the key may know this process already, and would take a closed connection for its end.
             let is_late = connection.began.is_some_and(|began| now >= began + HANDSHAKE_TIMEOUT);
-            connection.stage != Stage::Handshake || !is_late
+            connection.channel.is_established() || !is_late
         });
         if self.connections.len() < before {
             self.next_dial = Some(now);

@@ -8,7 +8,9 @@
 //! **What the kernel says.** A process that ends, however it ends, has its connections closed by its kernel, and what
 //! it had sent arrives before that. So an end of the stream is a certain loss. A reset is one, too, unless the other
 //! side was suspected already: within a host nothing is lost with it, and between hosts what was sent before the last
-//! heartbeat has arrived. Whatever else ends a connection proves nothing, and it is made again.
+//! heartbeat has arrived. Whatever else ends a connection proves nothing, and it is made again. Children that a process
+//! has forked may keep its connections open; so within a host its end is taken from its pidfd, and between hosts it is
+//! known when an agent, or a member of its host, says so.
 //!
 //! **Invariant:** silence is judged in awake time (`farandole_transport::awake`): whoever was stopped judges nobody.
 //!

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use super::change::Change;
 use super::message::{Ballot, MemberMessage, Place, Report, Vote};
-use super::{Effect, Evidence, Generation, Introduction, Limits, Loss, MemberId, Waiting};
+use super::peer::{Grade, Peer};
+use super::{Generation, Introduction, Limits, Loss, LossEvidence, MemberId, MembershipEffect, Waiting};
 
 /// One member's side of the agreement. Time is awake time, counted from any fixed start.
 #[derive(Clone, Debug)]
@@ -43,7 +44,7 @@ pub struct Membership {
     /// When this member last considered what to do.
     pub(super) looked: Duration,
     pub(super) waiting: Option<Waiting>,
-    effects: Vec<Effect>,
+    effects: Vec<MembershipEffect>,
 }
 
 /// What a process is in the agreement.
@@ -55,67 +56,6 @@ pub(super) enum Stage {
     Member,
     /// It has left, given up or was evicted.
     Over,
-}
-
-/// Somebody else, as this member sees it.
-#[derive(Clone, Debug)]
-pub(super) struct Peer {
-    heard: Duration,
-    /// When it is suspected, if it is not heard before, because somebody had trouble with it.
-    doubted: Option<Duration>,
-    loss: Option<(Grade, Arc<str>)>,
-    /// Whether a connection broke since the last greeting: it may have said something that was not received.
-    has_gaps: bool,
-    /// Set if it is a candidate.
-    pub(super) candidate: Option<Introduction>,
-}
-
-/// How much is known of a loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Grade {
-    /// It may come back.
-    Silent,
-    /// Its process has ended.
-    Dead,
-    /// Its process has ended, and all that it sent was received.
-    Ended,
-}
-
-impl Peer {
-    fn new(now: Duration, candidate: Option<Introduction>) -> Peer {
-        Peer { heard: now, doubted: None, loss: None, has_gaps: false, candidate }
-    }
-
-    /// Whether it is lost in this member's view.
-    pub(super) fn is_lost(&self) -> bool {
-        self.loss.is_some()
-    }
-
-    /// Whether messages can still reach it.
-    fn is_dead(&self) -> bool {
-        self.loss.as_ref().is_some_and(|(grade, _)| *grade > Grade::Silent)
-    }
-
-    /// Whether all that it had to say was received, up to its end.
-    fn has_ended(&self) -> bool {
-        self.loss.as_ref().is_some_and(|(grade, _)| *grade == Grade::Ended) && !self.has_gaps
-    }
-
-    /// Whether it was heard not longer ago than this.
-    pub(super) fn was_heard_within(&self, time: Duration, now: Duration) -> bool {
-        !self.is_lost() && now.saturating_sub(self.heard) <= time
-    }
-
-    pub(super) fn cause(&self) -> Option<Arc<str>> {
-        self.loss.as_ref().map(|(_, cause)| Arc::clone(cause))
-    }
-
-    /// It was heard, so it is not silent. Says whether it was suspected.
-    fn hear(&mut self, now: Duration) -> bool {
-        self.heard = now;
-        self.doubted = None;
-        !self.is_dead() && self.loss.take().is_some()
-    }
 }
 
 impl Membership {
@@ -200,7 +140,7 @@ impl Membership {
     }
 
     /// What is to be done, in order.
-    pub fn take_effects(&mut self) -> Vec<Effect> {
+    pub fn take_effects(&mut self) -> Vec<MembershipEffect> {
         std::mem::take(&mut self.effects)
     }
 
@@ -268,21 +208,21 @@ impl Membership {
     }
 
     /// Something was seen of somebody.
-    pub fn learn(&mut self, member: MemberId, evidence: Evidence, cause: &str, now: Duration) {
+    pub fn learn(&mut self, member: MemberId, evidence: LossEvidence, cause: &str, now: Duration) {
         let soon = now + self.limits.beat();
         let Some(peer) = self.peers.get_mut(&member).filter(|_| self.stage != Stage::Over) else { return };
-        if peer.candidate.is_some() && evidence != Evidence::Doubted {
+        if peer.candidate.is_some() && evidence != LossEvidence::Doubted {
             self.peers.remove(&member);
             return self.consider(now);
         }
         match evidence {
-            Evidence::Ended => self.lose(member, Grade::Ended, cause),
-            Evidence::Dead => self.lose(member, Grade::Dead, cause),
-            Evidence::Broken => {
+            LossEvidence::Ended => self.lose(member, Grade::Ended, cause),
+            LossEvidence::Dead => self.lose(member, Grade::Dead, cause),
+            LossEvidence::Broken => {
                 peer.has_gaps = true;
                 peer.doubted.get_or_insert(soon);
             }
-            Evidence::Doubted => {
+            LossEvidence::Doubted => {
                 peer.doubted.get_or_insert(soon);
             }
         }
@@ -428,7 +368,7 @@ impl Membership {
     /// Somebody else is at the boundary, or has left.
     fn be_called(&mut self, by: MemberId) {
         if self.payload.is_none() && !std::mem::replace(&mut self.is_called, true) {
-            self.effects.push(Effect::Called { by });
+            self.effects.push(MembershipEffect::Called { by });
         }
     }
 
@@ -502,11 +442,11 @@ impl Membership {
             return self.greet(self.coordinator());
         }
         self.payload = None;
-        self.effects.push(Effect::Installed(generation));
+        self.effects.push(MembershipEffect::Installed(generation));
         // Whom this member suspects it still suspects, although the others do not.
         for (id, peer) in &self.peers {
             if let (Some(cause), None) = (peer.cause(), &peer.candidate) {
-                self.effects.push(Effect::Lost { member: *id, loss: Loss::Suspected, cause });
+                self.effects.push(MembershipEffect::Lost { member: *id, loss: Loss::Suspected, cause });
             }
         }
     }
@@ -516,7 +456,7 @@ impl Membership {
         let reason = reasons.find(|(id, _)| *id == self.me).map(|(_, cause)| Arc::clone(cause));
         let cause = reason.unwrap_or_else(|| "the others went on without it".into());
         self.stage = Stage::Over;
-        self.effects.push(Effect::Evicted { generation: generation.number, cause });
+        self.effects.push(MembershipEffect::Evicted { generation: generation.number, cause });
     }
 
     fn suspect_the_silent(&mut self, now: Duration) {
@@ -575,7 +515,7 @@ impl Membership {
         if is_mine {
             let loss = if grade == Grade::Silent { Loss::Suspected } else { Loss::Certain };
             if before.is_none_or(|before| before == Grade::Silent) {
-                self.effects.push(Effect::Lost { member, loss, cause });
+                self.effects.push(MembershipEffect::Lost { member, loss, cause });
             }
             self.report_again();
         }
@@ -604,7 +544,7 @@ impl Membership {
 
     pub(super) fn send(&mut self, to: MemberId, message: MemberMessage) {
         if to != self.me && self.peers.get(&to).is_none_or(|peer| !peer.is_dead()) {
-            self.effects.push(Effect::Send { to, message });
+            self.effects.push(MembershipEffect::Send { to, message });
         }
     }
 
@@ -617,7 +557,7 @@ impl Membership {
     pub(super) fn wait_for(&mut self, waiting: Waiting) {
         if self.waiting.as_ref() != Some(&waiting) {
             self.waiting = Some(waiting.clone());
-            self.effects.push(Effect::Waiting(waiting));
+            self.effects.push(MembershipEffect::Waiting(waiting));
         }
     }
 }

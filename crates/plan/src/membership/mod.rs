@@ -4,7 +4,7 @@
 //! list of members in the order of their ranks. A member that cannot go on, or that wants candidates to be let in,
 //! comes to the *boundary* and asks for the next generation. [`Membership`] is one member's side of the agreement: a
 //! state machine to which messages, evidence of losses, the member's own wishes and the time are given, and which
-//! answers with [`Effect`]s.
+//! answers with [`MembershipEffect`]s.
 //!
 //! # Protocol
 //!
@@ -68,12 +68,13 @@
 //!
 //! Not here: sockets and encodings (`farandole-cluster`), how long a member waits at the boundary, and what a rank does
 //! with a generation. Nothing makes the members come to the boundary; whoever trains hears of losses
-//! ([`Effect::Lost`]) and of others who are there ([`Effect::Called`]), and sees whether candidates wait
-//! ([`Membership::candidates`]).
+//! ([`MembershipEffect::Lost`]) and of others who are there ([`MembershipEffect::Called`]), and sees whether candidates
+//! wait ([`Membership::candidates`]).
 
 mod change;
 mod machine;
 mod message;
+mod peer;
 mod quorum;
 
 use std::fmt;
@@ -165,7 +166,7 @@ pub enum Loss {
 
 /// What was seen of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Evidence {
+pub enum LossEvidence {
     /// Its process has closed the connection or has ended, and everything that it had sent was received.
     Ended,
     /// Its process has ended; what it had sent may not have been received.
@@ -178,7 +179,7 @@ pub enum Evidence {
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum MembershipEffect {
     /// Send a message. The order of messages to one member matters, and a [`MemberMessage::LeftOut`] must be on its way
     /// before what follows it, to whomever.
     Send {

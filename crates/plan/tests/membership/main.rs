@@ -8,4 +8,5 @@ mod random;
 mod seeds;
 mod sim;
 mod stories;
+mod weather;
 mod witness;

@@ -1,102 +1,16 @@
-//! Jobs by seed: a plan of faults, a run, and what must hold in the end.
+//! Jobs by seed: thousands of runs, and what must hold in the end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
 
-use farandole_plan::membership::{Limits, Waiting};
+use farandole_plan::membership::Waiting;
 
 use super::random::Random;
-use super::sim::{BEAT, Doing, Fault, MILLISECOND, Plan, SILENCE, World, member};
-
-/// Which faults a run may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Weather {
-    /// Processes die, leave and join; the network is well.
-    Deaths,
-    /// Besides, processes are stopped, and connections break.
-    Stops,
-    /// Besides, the network is cut, in both directions or in one.
-    Cuts,
-}
-
-/// When the last fault begins.
-const FAULTS_END: u64 = 4 * SILENCE;
+use super::sim::{BEAT, Doing, SILENCE, World, member};
+use super::weather::{Weather, plan};
 
 /// After the last fault, a decision takes at most this long: connections are made again, silence is noticed, engines
 /// give up waiting for somebody who was cut off, and all of that twice.
 const SETTLED: u64 = 12 * SILENCE;
-
-fn plan(weather: Weather, random: &mut Random) -> Plan {
-    let members = 1 + random.below(6) as usize;
-    let silence = Some(Duration::from_micros(SILENCE));
-    let max_members = members + random.below(3) as usize;
-    let min_members = if random.below(4) == 0 { 1 + random.below(members as u64) as usize } else { 1 };
-    let mut faults = Vec::new();
-    // Whoever dies before connections are there has not been heard to the end by anybody.
-    let connected = 15 * MILLISECOND;
-    let mut at = if weather == Weather::Deaths { connected } else { random.below(2) * random.below(connected) };
-    for _ in 0..1 + random.below(6) {
-        // Often at the same time or during the recovery, sometimes long after.
-        at += match random.below(4) {
-            0 => 0,
-            1 => random.below(5 * MILLISECOND),
-            2 => random.below(50 * MILLISECOND),
-            _ => random.below(SILENCE),
-        };
-        strike(weather, members, at.min(FAULTS_END), random, &mut faults);
-    }
-    let lost_ends = if weather == Weather::Cuts { 24 } else { 0 };
-    let duplicates = random.below(2) * 8;
-    let limits = Limits { min_members, max_members, silence };
-    let slowest = if weather == Weather::Deaths { BEAT } else { SILENCE };
-    Plan { members, limits, faults, quiet_from: FAULTS_END + 2 * SILENCE, lost_ends, slowest, duplicates }
-}
-
-fn strike(weather: Weather, members: usize, at: u64, random: &mut Random, faults: &mut Vec<(u64, Fault)>) {
-    let mut somebody = || random.below(members as u64) as usize;
-    let (one, other) = (somebody(), somebody());
-    let kinds = match weather {
-        Weather::Deaths => 8,
-        Weather::Stops => 12,
-        Weather::Cuts => 17,
-    };
-    match random.below(kinds) {
-        0..=3 => faults.push((at, Fault::Kill(one))),
-        4..=6 => faults.push((at, Fault::Join)),
-        7 => faults.push((at, Fault::Leave(one))),
-        8 | 9 => {
-            faults.push((at, Fault::Stop(one)));
-            faults.push((at + random.below(3 * SILENCE), Fault::Continue(one)));
-        }
-        10 => faults.push((at, Fault::Break(one, other))),
-        11 => faults.push((at, Fault::Doubt { node: one, about: other })),
-        kind => {
-            let side = random.below(1 << members);
-            let is_on_side = |node: usize| side >> node & 1 == 1;
-            let all = (0..members).flat_map(|from| (0..members).map(move |to| (from, to)));
-            let directions: Vec<(usize, usize)> = match kind {
-                12 => vec![(one, other), (other, one)],
-                13 => vec![(one, other)],
-                14 => all.filter(|(from, to)| is_on_side(*from) && !is_on_side(*to)).collect(),
-                _ => all.filter(|(from, to)| is_on_side(*from) != is_on_side(*to)).collect(),
-            };
-            if random.below(3) == 0 {
-                directions.iter().for_each(|(from, to)| faults.push((at + 2 * SILENCE, Fault::Break(*from, *to))));
-            }
-            faults.push((at, Fault::Cut(directions.clone())));
-            if random.below(2) == 0 {
-                return faults.push((at + random.below(4 * SILENCE), Fault::Heal(directions)));
-            }
-            // Not everything heals at the same time.
-            let mut moments = [0; 3].map(|_| at + random.below(4 * SILENCE));
-            moments.sort_unstable();
-            for (from, to) in directions {
-                let moment = moments[(random.below(2) as usize + from.min(to)) % 3];
-                faults.push((moment, Fault::Heal(vec![(from, to)])));
-            }
-        }
-    }
-}
 
 /// Where a run has come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

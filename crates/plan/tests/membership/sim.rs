@@ -1,11 +1,11 @@
 //! A job over a simulated network, driven by a seed: what happens, and when.
 //!
-//! Processes are state machines ([`Membership`]) that train or are at the boundary. Connections are what the endpoint of
-//! `farandole-cluster` makes of them: messages arrive in order while a connection lasts, late, and now and then twice;
-//! one that breaks loses what is under way, is noticed on both sides and is made again. A cut holds messages back, as
-//! TCP does, in both directions or in one. The kernel of a process that dies closes its connections, after what was sent
-//! before; sometimes that end is lost. A stopped process does nothing, its clock stands still, and what arrives
-//! meanwhile it finds when it goes on.
+//! Processes are state machines ([`Membership`]) that train or are at the boundary. Connections are what the endpoint
+//! of `farandole-cluster` makes of them: messages arrive in order while a connection lasts, late, and now and then
+//! twice; one that breaks loses what is under way, is noticed on both sides and is made again. A cut holds messages
+//! back, as TCP does, in both directions or in one. The kernel of a process that dies closes its connections, after
+//! what was sent before; sometimes that end is lost. A stopped process does nothing, its clock stands still, and what
+//! arrives meanwhile it finds when it goes on.
 //!
 //! Everything follows from the seed: the same one gives the same log.
 
@@ -15,10 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::membership::{
-    Effect, Evidence, Generation, Introduction, Limits, MemberId, MemberMessage, Membership,
+    Generation, Introduction, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect,
 };
 
 use super::random::Random;
+use super::weather::{Fault, Plan};
 use super::witness::Witness;
 
 pub(crate) const MILLISECOND: u64 = 1000;
@@ -105,7 +106,7 @@ enum Event {
     Learn {
         node: usize,
         about: usize,
-        evidence: Evidence,
+        evidence: LossEvidence,
     },
     Tick {
         node: usize,
@@ -124,41 +125,6 @@ enum Event {
         node: usize,
     },
     Fault(Fault),
-}
-
-/// What goes wrong, or changes.
-#[derive(Clone, Debug)]
-pub(crate) enum Fault {
-    Kill(usize),
-    Stop(usize),
-    Continue(usize),
-    Leave(usize),
-    Join,
-    /// Cuts some directions, which are healed later.
-    Cut(Vec<(usize, usize)>),
-    Heal(Vec<(usize, usize)>),
-    Break(usize, usize),
-    /// Somebody believes that a member is in trouble, and is wrong.
-    Doubt {
-        node: usize,
-        about: usize,
-    },
-}
-
-/// What a run has.
-#[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    pub(crate) members: usize,
-    pub(crate) limits: Limits,
-    pub(crate) faults: Vec<(u64, Fault)>,
-    /// From then on everything is well, whatever the faults were.
-    pub(crate) quiet_from: u64,
-    /// Of 256 ends of processes, so many are not heard.
-    pub(crate) lost_ends: u64,
-    /// The longest that a message takes; once everything is well, a heartbeat.
-    pub(crate) slowest: u64,
-    /// Of 256 messages, so many come twice.
-    pub(crate) duplicates: u64,
 }
 
 /// The whole job.
@@ -300,7 +266,7 @@ impl World {
             }
             Fault::Break(one, other) => self.break_connection(one, other),
             Fault::Doubt { node, about } => {
-                self.drive(node, |machine, now| machine.learn(member(about), Evidence::Doubted, "", now));
+                self.drive(node, |machine, now| machine.learn(member(about), LossEvidence::Doubted, "", now));
             }
         }
     }
@@ -318,7 +284,7 @@ impl World {
                 direction.is_open = false;
                 // Whoever never knew who was there has seen nobody end.
                 if direction.met == epoch {
-                    self.drive(to, |machine, now| machine.learn(member(from), Evidence::Ended, "", now));
+                    self.drive(to, |machine, now| machine.learn(member(from), LossEvidence::Ended, "", now));
                 }
             }
             _ => unreachable!("only these arrive"),
@@ -345,24 +311,24 @@ impl World {
         self.schedule_tick(node);
     }
 
-    fn carry_out(&mut self, node: usize, effect: Effect) {
+    fn carry_out(&mut self, node: usize, effect: MembershipEffect) {
         match effect {
-            Effect::Send { to, message } => self.send(node, to.0 as usize, message),
-            Effect::Lost { .. } | Effect::Called { .. } => {
+            MembershipEffect::Send { to, message } => self.send(node, to.0 as usize, message),
+            MembershipEffect::Lost { .. } | MembershipEffect::Called { .. } => {
                 let generation = self.nodes[node].machine.generation().number;
                 let soon = self.random.below(20 * MILLISECOND);
                 self.at(self.now + soon, Event::Come { node, generation });
             }
-            Effect::Installed(generation) => {
+            MembershipEffect::Installed(generation) => {
                 self.nodes[node].doing = Doing::Training;
                 self.witness.installed(node, &generation, &self.nodes);
                 self.schedule_look(node);
             }
-            Effect::Evicted { .. } => {
+            MembershipEffect::Evicted { .. } => {
                 self.witness.evicted(node);
                 self.end(node);
             }
-            Effect::Waiting(_) => {}
+            MembershipEffect::Waiting(_) => {}
         }
     }
 
@@ -438,7 +404,7 @@ impl World {
             direction.epoch += 1;
             direction.held.clear();
             let soon = self.random.below(MILLISECOND);
-            self.at(self.now + soon, Event::Learn { node: to, about: from, evidence: Evidence::Broken });
+            self.at(self.now + soon, Event::Learn { node: to, about: from, evidence: LossEvidence::Broken });
         }
         self.at(self.now + BEAT / 4, Event::Connect { one, other });
     }
@@ -471,7 +437,7 @@ impl World {
                 self.break_connection(from, to);
                 if self.random.below(2) == 0 {
                     let later = self.random.below(SILENCE);
-                    self.at(self.now + later, Event::Learn { node: to, about: from, evidence: Evidence::Dead });
+                    self.at(self.now + later, Event::Learn { node: to, about: from, evidence: LossEvidence::Dead });
                 }
             } else {
                 let epoch = direction.epoch;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::membership::{
-    Effect, Evidence, Generation, Introduction, Limits, Loss, MemberId, MemberMessage, Membership, Waiting,
+    Generation, Introduction, Limits, Loss, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect,
+    Waiting,
 };
 
 const SILENCE: Duration = Duration::from_secs(1);
@@ -17,7 +18,7 @@ struct Stage {
     now: Duration,
     under_way: VecDeque<(u64, u64, MemberMessage)>,
     /// What each of them was told besides, in order.
-    told: Vec<Vec<Effect>>,
+    told: Vec<Vec<MembershipEffect>>,
 }
 
 impl Stage {
@@ -45,7 +46,7 @@ impl Stage {
         act(&mut self.members[who as usize], self.now);
         for effect in self.members[who as usize].take_effects() {
             match effect {
-                Effect::Send { to, message } => self.under_way.push_back((who, to.0, message)),
+                MembershipEffect::Send { to, message } => self.under_way.push_back((who, to.0, message)),
                 other => self.told[who as usize].push(other),
             }
         }
@@ -59,7 +60,7 @@ impl Stage {
         self.act(who, |machine, now| machine.come(Arc::from([who as u8]), now));
     }
 
-    fn learn(&mut self, who: u64, about: u64, evidence: Evidence) {
+    fn learn(&mut self, who: u64, about: u64, evidence: LossEvidence) {
         self.act(who, |machine, now| machine.learn(MemberId(about), evidence, "it was seen", now));
     }
 
@@ -93,7 +94,7 @@ impl Stage {
         self.alive[who as usize] = false;
         self.carry(|from, to| from == who && heard_by.contains(&to));
         self.under_way.retain(|(from, to, _)| *from != who && *to != who);
-        heard_by.iter().for_each(|peer| self.learn(*peer, who, Evidence::Ended));
+        heard_by.iter().for_each(|peer| self.learn(*peer, who, LossEvidence::Ended));
     }
 
     fn generation(&self, who: u64) -> (u64, Vec<u64>) {
@@ -106,7 +107,7 @@ impl Stage {
     }
 
     fn is_evicted(&self, who: u64) -> bool {
-        self.told[who as usize].iter().any(|effect| matches!(effect, Effect::Evicted { .. }))
+        self.told[who as usize].iter().any(|effect| matches!(effect, MembershipEffect::Evicted { .. }))
     }
 }
 
@@ -118,7 +119,7 @@ fn everywhere(_: u64, _: u64) -> bool {
 fn survivors_of_a_death_decide_in_two_round_trips_and_a_word() {
     let mut stage = Stage::new(4, 1);
     stage.kill(0, &[1, 2, 3]);
-    let lost = Effect::Lost { member: MemberId(0), loss: Loss::Certain, cause: "it was seen".into() };
+    let lost = MembershipEffect::Lost { member: MemberId(0), loss: Loss::Certain, cause: "it was seen".into() };
     assert!((1..4).all(|who| stage.told[who].contains(&lost)));
     (1..4).for_each(|who| stage.come(who));
     stage.carry(everywhere);
@@ -142,8 +143,8 @@ fn schism(break_connections: bool) -> Stage {
         stage.under_way.clear();
         for far in [3, 4] {
             for near in [0, 1] {
-                stage.learn(far, near, Evidence::Broken);
-                stage.learn(far, near, Evidence::Dead);
+                stage.learn(far, near, LossEvidence::Broken);
+                stage.learn(far, near, LossEvidence::Dead);
             }
         }
         stage.kill(0, &[1, 2]);
@@ -190,7 +191,7 @@ fn a_new_connection_begins_with_what_the_old_one_has_lost() {
             .any(|(from, to, m)| (*from, *to) == (0, 2) && matches!(m, MemberMessage::LeftOut { .. }))
     );
     stage.under_way.clear();
-    stage.learn(2, 0, Evidence::Broken);
+    stage.learn(2, 0, LossEvidence::Broken);
     stage.meet(2, 0);
     stage.meet(0, 2);
     let greeting: Vec<_> = stage.under_way.iter().filter(|(from, to, _)| (*from, *to) == (0, 2)).collect();
@@ -205,6 +206,19 @@ fn a_new_connection_begins_with_what_the_old_one_has_lost() {
     // Of the two others one is suspected and one has voted without it, dead as it is.
     stage.pass(2 * SILENCE, |_, _| false);
     assert!(stage.waits_for_a_majority(2), "{:?}", stage.members[2].waiting());
+}
+
+#[test]
+fn of_two_connections_one_may_have_lost_what_the_other_did_not_carry() {
+    for broken in [false, true] {
+        let mut stage = Stage::new(2, 1);
+        if broken {
+            stage.learn(1, 0, LossEvidence::Broken);
+        }
+        stage.kill(0, &[1]);
+        stage.come(1);
+        assert_eq!(stage.waits_for_a_majority(1), broken);
+    }
 }
 
 #[test]
@@ -238,7 +252,8 @@ fn a_decision_that_nobody_has_heard_of_may_stand_and_is_repeated() {
     stage.carry(everywhere);
     // Generation 2 has the dead one, so nobody begins to work in it; 3 follows at once.
     assert!((1..4).all(|who| stage.generation(who) == (3, vec![1, 2, 3])));
-    let installed = |who: usize| stage.told[who].iter().filter(|effect| matches!(effect, Effect::Installed(_))).count();
+    let installed =
+        |who: usize| stage.told[who].iter().filter(|effect| matches!(effect, MembershipEffect::Installed(_))).count();
     assert!((1..4).all(|who| installed(who) == 1));
 }
 
@@ -268,7 +283,7 @@ fn somebody_who_was_stopped_for_long_is_told_that_it_is_out() {
     stage.carry(everywhere);
     assert!(stage.is_evicted(1));
     let cause = stage.told[1].iter().find_map(|effect| match effect {
-        Effect::Evicted { generation: 2, cause } => Some(cause.to_string()),
+        MembershipEffect::Evicted { generation: 2, cause } => Some(cause.to_string()),
         _ => None,
     });
     assert_eq!(cause.unwrap(), "nothing was heard of it for 1.0 s");
