@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farandole_plan::membership::{Generation, Introduction, Limits, Loss, MemberId, Waiting};
+use farandole_transport::descriptors::make_room;
 use farandole_transport::{Countdown, JobId, Key};
 
 use super::connection::MemberListener;
@@ -22,6 +23,9 @@ use crate::mailbox::Mailbox;
 
 /// The thread reads, seals and calls back; the largest thing on its stack is a read buffer of 8 KB.
 const STACK_BYTES: usize = 256 << 10;
+
+/// Descriptors are reserved for so many members; of a job without an upper limit nobody knows how many there will be.
+const MOST_RESERVED: usize = 1024;
 
 /// What an endpoint needs to know before anybody is met.
 #[derive(Clone, Debug)]
@@ -144,6 +148,11 @@ impl Endpoint {
             let listening = |error| Error::local(format!("listening for members at {at}"), error);
             listeners.push(MemberListener::tcp(*at).map_err(listening)?);
         }
+        // Each other member takes a connection and, on this host, a pidfd.
+        let descriptors = 2 * options.limits.max_members.min(MOST_RESERVED) as u64;
+        if let Err(error) = make_room(descriptors, || "the connections of an elastic job's members".into()) {
+            log::warn!("{error}");
+        }
         let tcp = listeners.iter().filter_map(MemberListener::tcp_address).collect();
         let contact = Whereabouts { host: options.host.clone(), unix_name, tcp }.encode();
         let commands = Mailbox::new().map_err(starting)?;
@@ -194,6 +203,10 @@ impl Endpoint {
     pub fn next_generation(&self, payload: Vec<u8>, deadline: Instant) -> Result<Arc<Generation>> {
         let began = Instant::now();
         let countdown = Countdown::until(deadline);
+        if self.pid != std::process::id() {
+            let cause = "this process is a fork of a member and takes no part itself".to_string();
+            return Err(Error::NoGeneration { waited: Duration::ZERO, cause });
+        }
         let mut state = self.shared.state();
         if !matches!(state.outcome, Some(Outcome::Evicted { .. })) {
             state.outcome = None;

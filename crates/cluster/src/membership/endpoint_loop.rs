@@ -69,6 +69,15 @@ enum Process {
     HasEnded,
 }
 
+/// Says that the thread has ended, also when it panics: nobody waits for it any more.
+struct Over(Arc<Shared>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.change(|state| state.over = true);
+    }
+}
+
 /// Whether the thread goes on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum After {
@@ -103,6 +112,7 @@ impl EndpointLoop {
 
     /// Turns the loop until this process leaves.
     pub(super) fn run(mut self) {
+        let _over = Over(Arc::clone(&self.shared));
         let mut clock = AwakeClock::new(self.began).judging_by(self.options.limits.silence.unwrap_or_default());
         loop {
             let at_most = self.longest_wait(clock.last());
@@ -127,7 +137,6 @@ impl EndpointLoop {
             }
         }
         self.say_goodbye();
-        self.shared.change(|state| state.over = true);
     }
 
     /// How long nothing can be due.

@@ -452,7 +452,17 @@ impl World {
         let Some(since) = self.nodes[node].stopped_since.take() else { return };
         self.nodes[node].slept += self.now - since;
         let inbox = std::mem::take(&mut self.nodes[node].inbox);
-        inbox.into_iter().for_each(|event| self.happen(event));
+        for event in inbox {
+            match event {
+                // It was there before whatever cuts the network now.
+                Event::Deliver { from, epoch, .. } | Event::End { from, epoch, .. } => {
+                    if self.directions[from * MOST_NODES + node].epoch == epoch {
+                        self.arrive(event);
+                    }
+                }
+                other => self.happen(other),
+            }
+        }
         self.schedule_tick(node);
         if self.nodes[node].doing == Doing::Training {
             self.schedule_look(node);
