@@ -21,8 +21,14 @@ fn soon() -> Instant {
     Instant::now() + PATIENCE
 }
 
+/// Nobody is suspected before the test is over.
 fn limits() -> Limits {
-    Limits { min_members: 1, max_members: 8, silence: Some(SILENCE) }
+    Limits { min_members: 1, max_members: 8, silence: Some(PATIENCE) }
+}
+
+/// For tests about silence.
+fn impatient() -> Limits {
+    Limits { silence: Some(SILENCE), ..limits() }
 }
 
 /// How endpoints reach each other.
@@ -206,10 +212,11 @@ const ROLE: &str = "MEMBERSHIP_TEST_MEMBER";
 #[ignore = "role program: other tests start it"]
 fn a_member_in_a_process_of_its_own() {
     let words = std::env::var(ROLE).expect("a test starts this, with a role");
-    let [id, medium, key] = words.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let [id, medium, silence_ms, key] = words.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let id: u64 = id.parse().unwrap();
+    let limits = Limits { silence: Some(Duration::from_millis(silence_ms.parse().unwrap())), ..limits() };
     let medium = if medium == "Unix" { Medium::Unix } else { Medium::Tcp };
-    let member = Member::bind(options(&key.parse().unwrap(), medium, id, limits()));
+    let member = Member::bind(options(&key.parse().unwrap(), medium, id, limits));
     // Whatever the test harness has printed is before the marker.
     println!("\ncontact {}", hex(&member.endpoint.contact()));
     let mut line = String::new();
@@ -275,14 +282,15 @@ struct Process {
 }
 
 impl Process {
-    fn start(id: u64, medium: Medium, key: &Key) -> Process {
-        Process::start_with(id, medium, key, None)
+    fn start(id: u64, medium: Medium, key: &Key, limits: Limits) -> Process {
+        Process::start_with(id, medium, key, limits, None)
     }
 
-    fn start_with(id: u64, medium: Medium, key: &Key, variable: Option<&str>) -> Process {
+    fn start_with(id: u64, medium: Medium, key: &Key, limits: Limits, variable: Option<&str>) -> Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--ignored", "--exact", "--nocapture", "a_member_in_a_process_of_its_own"]);
-        command.env(ROLE, format!("{id} {medium:?} {}", key.to_hex()));
+        let silence_ms = limits.silence.unwrap().as_millis();
+        command.env(ROLE, format!("{id} {medium:?} {silence_ms} {}", key.to_hex()));
         command.envs(variable.map(|variable| (variable, "1")));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (teller, lines) = mpsc::channel();
@@ -324,9 +332,15 @@ impl Drop for Process {
 }
 
 /// Members of this process and others that are processes, in their first generation and connected.
-fn start_with_processes(key: &Key, medium: Medium, own: &[u64], foreign: &[u64]) -> (Vec<Member>, Vec<Process>) {
-    let members: Vec<Member> = own.iter().map(|id| Member::bind(options(key, medium, *id, limits()))).collect();
-    let mut processes: Vec<Process> = foreign.iter().map(|id| Process::start(*id, medium, key)).collect();
+fn start_with_processes(
+    key: &Key,
+    medium: Medium,
+    limits: Limits,
+    own: &[u64],
+    foreign: &[u64],
+) -> (Vec<Member>, Vec<Process>) {
+    let members: Vec<Member> = own.iter().map(|id| Member::bind(options(key, medium, *id, limits))).collect();
+    let mut processes: Vec<Process> = foreign.iter().map(|id| Process::start(*id, medium, key, limits)).collect();
     let mut contacts: Vec<(u64, Vec<u8>)> =
         own.iter().zip(&members).map(|(id, member)| (*id, member.endpoint.contact())).collect();
     contacts.extend(foreign.iter().zip(&processes).map(|(id, process)| (*id, process.contact.clone())));
@@ -363,7 +377,7 @@ fn survivors_of_a_killed_process_are_in_the_next_generation_at_once() {
         for victim in [0, 1, 3] {
             let key = Key::random().unwrap();
             let own: Vec<u64> = (0..4).filter(|id| *id != victim).collect();
-            let (members, processes) = start_with_processes(&key, medium, &own, &[victim]);
+            let (members, processes) = start_with_processes(&key, medium, limits(), &own, &[victim]);
             let killed = processes[0].signal(Signal::KILL);
             let (generations, took) = recover(&members, Loss::Certain, killed);
             assert!(generations.iter().all(|generation| generation.number == 2 && ids(generation) == own));
@@ -375,8 +389,8 @@ fn survivors_of_a_killed_process_are_in_the_next_generation_at_once() {
 #[test]
 fn a_killed_process_whose_children_hold_its_connections_is_lost_at_once() {
     let key = Key::random().unwrap();
-    let member = Member::bind(options(&key, Medium::Unix, 1, limits()));
-    let mut process = Process::start_with(0, Medium::Unix, &key, Some(FORKS));
+    let member = Member::bind(options(&key, Medium::Unix, 1, impatient()));
+    let mut process = Process::start_with(0, Medium::Unix, &key, impatient(), Some(FORKS));
     let contacts = [(0, process.contact.clone()), (1, member.endpoint.contact())];
     let connecting = thread::scope(|scope| {
         let ready = scope.spawn(|| process.introduce(&contacts[1..]));
@@ -396,7 +410,7 @@ fn a_killed_process_whose_children_hold_its_connections_is_lost_at_once() {
 fn the_last_of_four_goes_on_when_all_others_are_killed() {
     for medium in [Medium::Unix, Medium::Tcp] {
         let key = Key::random().unwrap();
-        let (members, processes) = start_with_processes(&key, medium, &[3], &[0, 1, 2]);
+        let (members, processes) = start_with_processes(&key, medium, limits(), &[3], &[0, 1, 2]);
         for process in &processes {
             process.signal(Signal::KILL);
         }
@@ -413,7 +427,7 @@ fn the_last_of_four_goes_on_when_all_others_are_killed() {
 fn a_stopped_process_is_left_out_and_learns_it_when_it_goes_on() {
     for medium in [Medium::Unix, Medium::Tcp] {
         let key = Key::random().unwrap();
-        let (members, processes) = start_with_processes(&key, medium, &[0, 2], &[1]);
+        let (members, processes) = start_with_processes(&key, medium, impatient(), &[0, 2], &[1]);
         let stopped = processes[0].signal(Signal::STOP);
         let (generations, took) = recover(&members, Loss::Suspected, stopped);
         assert!(generations.iter().all(|generation| generation.number == 2 && ids(generation) == [0, 2]));
@@ -431,7 +445,7 @@ fn a_stopped_process_is_left_out_and_learns_it_when_it_goes_on() {
 #[test]
 fn the_second_of_two_waits_for_a_stopped_first_and_goes_on_when_that_is_killed() {
     let key = Key::random().unwrap();
-    let (members, processes) = start_with_processes(&key, Medium::Unix, &[1], &[0]);
+    let (members, processes) = start_with_processes(&key, Medium::Unix, impatient(), &[1], &[0]);
     processes[0].signal(Signal::STOP);
     let (notice, _) = members[0].loss();
     assert_eq!((notice.member, notice.loss), (MemberId(0), Loss::Suspected));
@@ -449,7 +463,7 @@ fn the_second_of_two_waits_for_a_stopped_first_and_goes_on_when_that_is_killed()
 fn a_coordinator_that_dies_during_the_change_is_succeeded() {
     let key = Key::random().unwrap();
     // Both die, and the second one perhaps while it coordinates.
-    let (members, processes) = start_with_processes(&key, Medium::Unix, &[2, 3], &[0, 1]);
+    let (members, processes) = start_with_processes(&key, Medium::Unix, limits(), &[2, 3], &[0, 1]);
     processes[0].signal(Signal::KILL);
     thread::sleep(Duration::from_micros(500));
     let killed = processes[1].signal(Signal::KILL);

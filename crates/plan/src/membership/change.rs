@@ -108,7 +108,7 @@ impl Membership {
     }
 
     /// Repeats what has not been answered: messages are lost with the connections that carried them.
-    pub(super) fn ask_again(&mut self) {
+    pub(super) fn ask_again(&mut self, is_meant: impl Fn(MemberId) -> bool) {
         let base = self.generation.number;
         let Some(change) = &self.change else { return };
         let mut messages = Vec::new();
@@ -124,7 +124,9 @@ impl Membership {
                 messages.push((member, MemberMessage::Propose { base, vote: vote.clone() }));
             }
         }
-        messages.into_iter().for_each(|(member, message)| self.send(member, message));
+        for (member, message) in messages.into_iter().filter(|(member, _)| is_meant(*member)) {
+            self.send(member, message);
+        }
     }
 
     /// Somebody has come to the boundary whose report does not say so: perhaps it did not know this generation when it

@@ -204,6 +204,10 @@ impl Membership {
         if left_out && self.generation.contains(peer) {
             self.send(peer, MemberMessage::LeftOut { base: self.generation.number });
         }
+        self.ask_again(|member| member == peer);
+        if self.report_to == Some(peer) {
+            self.report_again();
+        }
         self.consider(now);
     }
 
@@ -253,7 +257,7 @@ impl Membership {
             self.next_beat = now + self.limits.beat();
             let alive: Vec<MemberId> = self.peers.iter().filter(|(_, p)| !p.is_dead()).map(|(id, _)| *id).collect();
             alive.into_iter().for_each(|peer| self.greet(peer));
-            self.ask_again();
+            self.ask_again(|_| true);
         }
         self.consider(now);
     }
@@ -281,6 +285,8 @@ impl Membership {
                 let members: Vec<MemberId> = self.generation.ids().collect();
                 members.into_iter().for_each(|member| self.greet(member));
             }
+            // Another candidate, who does not know yet that it is in, perhaps.
+            MemberMessage::Join { generation, .. } if generation < self.generation.number => self.teach(from),
             MemberMessage::LeftOut { base } => self.note_vote_without_me(from, base),
             MemberMessage::Leave => self.see_off(from),
             _ => {}

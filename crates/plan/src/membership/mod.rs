@@ -30,9 +30,13 @@
 //! both ballots has not voted for it. Then it proposes that list again ([`VoteKind::Repeated`]), is content with the
 //! votes of the base, and installs it although somebody in it is lost; the next change begins at once.
 //!
+//! Two members of which one does not hear the other could not work together, though the coordinator hears both: if they
+//! do not meet within a heartbeat, the later one is left out, like a suspect.
+//!
 //! Connections lose nothing while they last, but they break. Each message can come twice or never: the coordinator
-//! repeats its questions with every heartbeat, and a member that shows an old generation (each message carries the
-//! sender's) is told the newest one. So somebody who was presumed dead learns that it is evicted.
+//! repeats its questions with every heartbeat and on every new connection, and a member that shows an old generation
+//! (each message carries the sender's) is told the newest one. So somebody who was presumed dead learns that it is
+//! evicted.
 //!
 //! # Losses, and the partition rule
 //!
