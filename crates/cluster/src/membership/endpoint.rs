@@ -249,7 +249,7 @@ impl Endpoint {
     }
 
     /// Says that somebody else has noticed a loss: certain, if its process was seen to end; suspected, if somebody has
-    /// trouble with it. A suspect that is heard of within a heartbeat is none.
+    /// trouble with it. A suspect that is heard of within two heartbeats is none.
     pub fn report(&self, member: MemberId, loss: Loss, cause: impl Into<String>) {
         self.commands.post(Command::Report { member, loss, cause: cause.into() });
     }

@@ -213,7 +213,8 @@ impl Membership {
 
     /// Something was seen of somebody.
     pub fn learn(&mut self, member: MemberId, evidence: LossEvidence, cause: &str, now: Duration) {
-        let soon = now + self.limits.beat();
+        // Whoever is well is heard once in a heartbeat, or a little later.
+        let soon = now + 2 * self.limits.beat();
         let Some(peer) = self.peers.get_mut(&member).filter(|_| self.stage != Stage::Over) else { return };
         if peer.candidate.is_some() && evidence != LossEvidence::Doubted {
             self.peers.remove(&member);
