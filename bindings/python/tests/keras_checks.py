@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from farandole.exceptions import HorovodInternalError
+
 if os.environ.get("TF_USE_LEGACY_KERAS") == "1":
     import farandole.tensorflow.keras as hvd
     from tensorflow import keras
@@ -521,11 +523,18 @@ def check_state():
     state.restore()
     assert_close(model.get_weights(), committed, 0)
     assert state.epoch == 11
-    try:
-        hvd.elastic.run(lambda state: None)
-    except NotImplementedError:
-        return
-    raise AssertionError("elastic.run should have been refused")
+    begun = []
+
+    @hvd.elastic.run
+    def train(state):
+        begun.append(state.epoch)
+        if len(begun) == 1:
+            state.epoch = 60
+            raise HorovodInternalError("a rank is lost, as all find out by themselves")
+        return state.epoch
+
+    assert train(state) == 11 and begun == [11, 11]
+    assert_close(model.get_weights(), committed, 0)
 
 
 def check_process_set():

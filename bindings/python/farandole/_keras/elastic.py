@@ -1,24 +1,25 @@
 """The state of training with Keras that survives a change of the ranks, and callbacks that keep it up to date.
 
 `KerasState` keeps copies of the weights and of the optimizer's state in host memory, on any backend. `commit` takes
-them, `restore` puts them back, `sync` gives all ranks those of rank 0. This works in jobs of a fixed size, too. `run`,
-which would have such a state survive the loss of a rank, refuses: Farandole has no elastic jobs yet.
+them, `restore` puts them back, `sync` gives all ranks those of rank 0. This works in jobs of a fixed size, too. `run`
+has a function begin again with its state when the job has changed (`farandole.elastic.loop`); errors of collectives
+inside of compiled functions, which frameworks wrap in errors of their own, count as what they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, Optional
+from typing import Any, Optional
 
 from farandole import _native, objects
-from farandole._keras import variables
-from farandole.elastic import ObjectState, refuse_to_run
+from farandole import elastic as _elastic
+from farandole._keras import faults, variables
+from farandole.elastic import ObjectState
 
 
-def run(func: Callable[..., Any]) -> NoReturn:
-    """Refuses: jobs of changing size are not there yet."""
-    del func
-    refuse_to_run("elastic.run")
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function whose first argument is a state, so that it survives changes of the job."""
+    return _elastic.run(faults.translating(func))
 
 
 class KerasState(ObjectState):

@@ -1,8 +1,9 @@
 """States of training with TensorFlow: variables beside Python objects, saved, restored and made alike on all ranks.
 
 `TensorFlowState` tracks a list of variables, `TensorFlowKerasState` a model of Keras and its optimizer. Both work in
-jobs of a fixed size: `commit` and `restore` undo a bad batch, and `sync` is a broadcast. `run` refuses, because jobs of
-changing size are not there (`farandole.elastic`).
+jobs of a fixed size, too: `commit` and `restore` undo a bad batch, and `sync` is a broadcast. `run` has a function
+begin again with its state when the job has changed (`farandole.elastic.loop`). An error of TensorFlow's that one of our
+ops has caused counts as `HorovodInternalError`; every other error ends the function as it is.
 
 Variables of an optimizer that come to be after a commit, as those of Keras 2 do in the first step, have no value to go
 back to and are left alone by `restore`.
@@ -11,11 +12,13 @@ back to and are left alone by `restore`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable, NoReturn, Optional
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from farandole.elastic import ObjectState, refuse_to_run
+from farandole import elastic as _elastic
+from farandole.elastic import ObjectState
+from farandole.tensorflow import faults
 from farandole.tensorflow.functions import broadcast_object, broadcast_variables
 from farandole.tensorflow.mpi_ops import rank
 from farandole.tensorflow.util import _executing_eagerly, tf_variables, variables_of
@@ -23,9 +26,9 @@ from farandole.tensorflow.util import _executing_eagerly, tf_variables, variable
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 
-def run(func: Callable[..., Any]) -> NoReturn:
-    """Refuses: jobs of changing size are not there yet."""
-    refuse_to_run(f"{__name__}.run")
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function whose first argument is a state, so that it survives changes of the job."""
+    return _elastic.run(faults.translating(func))
 
 
 class _SavedVariables:

@@ -18,7 +18,7 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
-from farandole import _native
+from farandole.elastic import native as elastic
 
 #: For functions that AutoGraph need not translate, because nothing in them depends on the value of a tensor.
 #: Translating takes seconds.
@@ -53,7 +53,7 @@ def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def elastic_job() -> bool:
     """Whether the number of ranks may change while a graph lives, so that graphs ask for it each time."""
-    return _native.switch_setting("HOROVOD_ELASTIC")
+    return elastic.enabled()
 
 
 def is_keras_variable(variable: Any) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
+from farandole.exceptions import HorovodInternalError
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -76,9 +77,41 @@ def test_reset_callbacks() -> None:
     assert called == [1]
 
 
-def test_elastic_jobs_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="jobs of a fixed size"):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_function_begins_again_with_the_last_commit(compiled: bool) -> None:
+    """All ranks raise what a lost rank would raise, and enter the next job."""
+    variable = tf.Variable([float(hvd.rank())])
+    state = hvd.elastic.TensorFlowState([variable], batch=0)
+    resets: list[int] = []
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
 
-        @hvd.elastic.run
-        def train(state: object) -> None:
-            pass
+    def add_up() -> None:
+        variable.assign_add(hvd.allreduce(tf.ones([1]), op=hvd.Sum, name="step"))
+
+    step = tf.function(add_up) if compiled else add_up
+
+    @hvd.elastic.run
+    def train(state: object) -> str:
+        while state.batch < 6:
+            if state.batch == 3 and not resets:
+                raise HorovodInternalError("a rank is lost")
+            step()
+            state.batch += 1
+            if state.batch % 2 == 0:
+                state.commit()
+        return "done"
+
+    assert train(state) == "done"
+    assert resets == [hvd.size()] and state.batch == 6
+    assert variable.numpy() == [6.0 * hvd.size()]
+
+
+def test_errors_of_other_ops_end_the_function() -> None:
+    """Horovod's wrapper swallows errors of TensorFlow that are not its own, and returns None."""
+
+    @hvd.elastic.run
+    def train(state: object) -> None:
+        tf.debugging.assert_equal(1, 2)
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        train(hvd.elastic.TensorFlowState([tf.Variable(1.0)]))

@@ -7,7 +7,7 @@ an exception or a handle that one library got from `horovod` can be given to ano
 Two ways lead here: `farandole run --horovod` puts the folder above this one on the path of its ranks, and the
 distribution in `bindings/horovod` installs it.
 
-Not there yet: Spark, Ray and the elastic API.
+Not there yet: Spark and Ray.
 """
 
 import os

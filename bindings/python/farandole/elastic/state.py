@@ -1,27 +1,27 @@
 """States of training that can be saved, restored and made alike on all ranks. Serves every front end.
 
 A state keeps the last *commit* of what it tracks, in memory. `restore` goes back to it, `sync` gives all ranks that of
-rank 0 and commits it.
+rank 0 and commits it. Rank 0 is a rank that was in the job before, if any is: survivors keep their order, and those who
+join follow.
 
-Not here: jobs whose size changes while they run. They are still to come; until then `run` of the front ends refuses
-(`refuse_to_run`), nobody calls `on_reset`, and `check_host_updates` finds nothing.
+**All ranks leave a batch together.** `check_host_updates` is one allreduce of two numbers: what this rank has heard of
+hosts, and whether processes wait to join. All ranks get the same sums and come to the same decision. It takes some tens
+of microseconds between processes of a host; a script that wants fewer checks commits less often.
+
+Not here: what happens after the interrupt (`farandole.elastic.loop`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any
 
-__all__ = ["ObjectState", "State", "refuse_to_run"]
+from farandole.elastic import native
+from farandole.elastic.notification import HostMessages, HostUpdateResult
+from farandole.exceptions import HostsUpdatedInterrupt
 
-
-def refuse_to_run(name: str) -> NoReturn:
-    """Says that jobs of changing size are not there. `name` is what the caller reached for."""
-    raise NotImplementedError(
-        f"{name} is not there yet: Farandole runs jobs of a fixed size, and its elastic API is still to come. "
-        "Start the script without the elastic wrapper, from its last checkpoint if there is one."
-    )
+__all__ = ["ObjectState", "State"]
 
 
 class State:
@@ -35,28 +35,45 @@ class State:
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
         self._rank = get_rank
+        self._host_messages = HostMessages()
+        self._last_updated_timestamp = 0.0
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Has functions called after every change of the job's size, to set a learning rate for it, say."""
+        """Has functions called after every change of the job, to set a learning rate for its size, say. They must make
+        no collective calls: a rank that has just joined does not call them."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The size of the job has changed."""
+        """The job has changed: rank and size are new, and what was heard of hosts before is old."""
+        self._host_messages = HostMessages()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
-    def on_hosts_updated(self, timestamp: float, update_res: Any) -> None:
-        """The hosts of the job have changed. They do not, yet."""
+    def on_hosts_updated(self, timestamp: float, update_res: HostUpdateResult) -> None:
+        """The hosts of the job have changed, this rank hears. The next check tells the others."""
+        self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Saves, and looks whether the hosts have changed."""
+        """Saves, and looks whether the hosts have changed. All ranks call this after the same batch."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raises `HostsUpdatedInterrupt` if the hosts of the job have changed, which they do not, yet."""
+        """Raises `HostsUpdatedInterrupt`, on all ranks or on none, if processes wait to join or a rank has heard that
+        hosts have changed. All ranks call this after the same batch."""
+        heard = HostUpdateResult.no_update
+        for timestamp, update in self._host_messages.take_all():
+            if timestamp > self._last_updated_timestamp:
+                self._last_updated_timestamp = timestamp
+                heard |= update
+        if native.candidates() > 0:
+            heard |= HostUpdateResult.added
+        own = [int(bool(heard & kind)) for kind in (HostUpdateResult.removed, HostUpdateResult.added)]
+        removed, added = native.largest(own, "hosts")
+        if removed or added:
+            raise HostsUpdatedInterrupt(skip_sync=not added)
 
     def save(self) -> None:
         """Keeps what is tracked as it is now."""

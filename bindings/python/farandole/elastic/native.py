@@ -1,0 +1,110 @@
+"""What elastic training asks of the engine: all of it, and nothing else in the package asks for more.
+
+Four questions and one act. Is this job elastic (`enabled`)? Do processes wait to join (`candidates`)? How many resets
+are allowed (`reset_limit`)? What do the ranks know together (`largest`, `begin_largest`, `gathered`, each one small
+collective)? And `next_generation`, which leaves the job as it is now and becomes a rank of it as it is next.
+
+Invariant: `largest` and `gathered` give the same answer on all ranks or raise `HorovodInternalError`.
+
+An engine without elastic jobs answers as a job in which nobody waits; then only HOROVOD_ELASTIC=1 makes it elastic.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+from farandole import _native
+from farandole.basics import basics
+from farandole.exceptions import HorovodInternalError
+
+_INT64 = 8
+"""The engine's number of this element type."""
+
+
+def enabled() -> bool:
+    """Whether ranks may leave and join this job while it runs."""
+    if _native.switch_setting("HOROVOD_ELASTIC"):
+        return True
+    ask = getattr(_native, "elastic_enabled", None)
+    return False if ask is None else bool(ask())
+
+
+def candidates() -> int:
+    """How many processes the next generation would take in, as far as this rank knows. Cheap."""
+    ask = getattr(_native, "elastic_candidates", None)
+    return 0 if ask is None else int(ask())
+
+
+def reset_limit() -> Optional[int]:
+    """How many resets the job may see; `None`: any number."""
+    ask = getattr(_native, "elastic_reset_limit", None)
+    return None if ask is None else ask()
+
+
+def next_generation() -> None:
+    """Leaves the job and enters its next generation. Rank and size may be others afterwards.
+
+    What this rank still had under way fails, and nobody wants to know: a failure is why it is here.
+    """
+    try:
+        basics.shutdown()
+    except HorovodInternalError:
+        pass
+    basics.init()
+
+
+def is_rank() -> bool:
+    """Whether this process is a rank of a job now."""
+    return _native.is_initialized()
+
+
+def rank() -> int:
+    """This process's number in the job; 0 outside of one."""
+    return _native.rank() if _native.is_initialized() else 0
+
+
+def size() -> int:
+    """Number of ranks of the job; 1 outside of one."""
+    return _native.size() if _native.is_initialized() else 1
+
+
+def begin_largest(values: Sequence[int], name: str) -> Callable[[], list[int]]:
+    """Begins to find the largest of all ranks' values, place by place. The result waits for them, and gives them."""
+    if not _native.is_initialized():
+        return lambda: list(values)
+    memory, handle = _reduce(values, name, basics.Max)
+
+    def finish() -> list[int]:
+        handle.wait()
+        return list(memory)
+
+    return finish
+
+
+def largest(values: Sequence[int], name: str) -> list[int]:
+    """The largest of all ranks' values, place by place."""
+    return begin_largest(values, name)()
+
+
+def gathered(values: Sequence[int], name: str) -> list[list[int]]:
+    """All ranks' values, in the order of ranks. All have the same number of them."""
+    if not _native.is_initialized():
+        return [list(values)]
+    count, me = len(values), _native.rank()
+    table = [0] * (count * _native.size())
+    table[me * count : (me + 1) * count] = values
+    # Everybody adds zeros to the others' rows: one collective, and no memory of the engine's to take over.
+    memory, handle = _reduce(table, name, basics.Sum)
+    handle.wait()
+    return [list(memory[at : at + count]) for at in range(0, len(table), count)]
+
+
+def _reduce(values: Sequence[int], name: str, op: int) -> tuple[Any, _native.Handle]:
+    memory = (ctypes.c_int64 * len(values))(*values)
+    address = ctypes.addressof(memory)
+    handle = _native.allreduce(
+        f"elastic.{name}", address, [len(values)], _INT64, memory, op, 1.0, 1.0, 0, None, 0, None
+    )
+    return memory, handle
