@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from farandole import _native
+from farandole.elastic import native as elastic
 from farandole.torch import grad_scaler, phases, run_ahead
 from farandole.torch.gradient_queue import GradientQueue
 from farandole.torch.grouping import Groups
@@ -56,7 +56,7 @@ class _DistributedOptimizer:
         self._parameter_registry = ParameterRegistry(self._gradient_queue, self.param_groups, named_parameters)
         self._should_synchronize = True
         self._warn_when_synchronized = True
-        self._active = options.process_set.included() and (size() > 1 or _native.switch_setting("HOROVOD_ELASTIC"))
+        self._active = options.process_set.included() and (size() > 1 or elastic.enabled())
         if self._active:
             # Hooks go with the optimizer, so that another one can be made for the same parameters.
             weakref.finalize(self, self._gradient_queue.remove_hooks)

@@ -22,12 +22,13 @@ travel in a narrower type (`gradient_narrowing`). Gradients of any other kind, a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 
-from farandole import _native
+from farandole import _native, basics
 from farandole.torch import device_memory, gradient_errors, gradient_packing, gradient_submission, run_ahead, staging
 from farandole.torch.batch_order import BatchOrder
 from farandole.torch.compression import NoneCompressor
@@ -131,6 +132,18 @@ class GradientBatch:
         return [cast(torch.Tensor, gradient.submitted) for gradient in self.members]
 
 
+_queues: weakref.WeakSet[GradientQueue] = weakref.WeakSet()
+"""All there are. What they have in flight ends with the engine."""
+
+
+def _forget() -> None:
+    for queue in _queues:
+        queue.reset()
+
+
+basics.on_reset(_forget)
+
+
 class GradientQueue:
     """The gradients of one optimizer, in flight and at rest."""
 
@@ -151,6 +164,7 @@ class GradientQueue:
         #: Batches whose narrow copies are in flight.
         self._narrowed: list[GradientBatch] = []
         self._order = BatchOrder()
+        _queues.add(self)
 
     # Registration
 
