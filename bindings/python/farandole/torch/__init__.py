@@ -7,7 +7,7 @@ Horovod's API, name by name. Everything here lives in a module of its own beside
 from typing import TYPE_CHECKING, Any
 
 from farandole.torch import functions as _functions
-from farandole.torch import mpi_ops
+from farandole.torch import elastic, mpi_ops
 from farandole.torch.functions import *
 from farandole.torch.mpi_ops import *
 from farandole.torch.optimizer import DistributedOptimizer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farandole.torch.ddp_hook import DdpCommState as DdpCommState
     from farandole.torch.ddp_hook import ddp_comm_hook as ddp_comm_hook
 
-__all__ = [*mpi_ops.__all__, *_functions.__all__, "DistributedOptimizer", "SyncBatchNorm", "mpi_ops"]
+__all__ = [*mpi_ops.__all__, *_functions.__all__, "DistributedOptimizer", "SyncBatchNorm", "elastic", "mpi_ops"]
 
 _OF_DDP = ("DdpCommState", "ddp_comm_hook")
 

@@ -188,13 +188,69 @@ def test_joining_is_as_in_horovod_unless_the_user_says_otherwise(monkeypatch: py
     assert os.environ["FARANDOLE_JOIN_EVERYTHING"] == "1"
 
 
-def test_elastic_can_be_imported_and_says_that_it_is_not_there() -> None:
+ELASTIC = {
+    "horovod.torch.elastic": {
+        "run": "(func)",
+        "TorchState": "(model=None, optimizer=None, **kwargs)",
+        "ElasticSampler": "(dataset, shuffle=True, seed=0)",
+    },
+    "horovod.torch.elastic.state": {
+        "StateHandler": "(value)",
+        "ModelStateHandler": "(value)",
+        "OptimizerStateHandler": "(value)",
+        "SamplerStateHandler": "(value)",
+        "get_handler_registry": "()",
+        "set_handler_registry": "(registry)",
+    },
+    "horovod.common.elastic": {
+        "State": "(bcast_object, get_rank)",
+        "ObjectState": "(bcast_object, get_rank, **kwargs)",
+        "run_fn": "(func, reset)",
+    },
+    "horovod.common.exceptions": {"HostsUpdatedInterrupt": "(skip_sync=False)"},
+    "horovod.runner.elastic.discovery": {
+        "HostDiscoveryScript": "(discovery_script, slots)", "FixedHosts": "(host_slots)"
+    },
+}
+
+
+@pytest.mark.parametrize("module_name", sorted(ELASTIC))
+def test_the_elastic_api_is_horovods(module_name: str) -> None:
     import horovod.torch as hvd
 
-    with pytest.raises(NotImplementedError, match="elastic API is still to come"):
-        hvd.elastic.run
-    with pytest.raises(NotImplementedError, match="horovod.torch.elastic.TorchState"):
-        from horovod.torch.elastic import TorchState  # noqa: F401
+    module = importlib.import_module(module_name)
+    for name, wanted in ELASTIC[module_name].items():
+        assert_serves(parameters_of(getattr(module, name), hvd), wanted)
+
+
+def test_elastic_modules_are_farandoles() -> None:
+    import farandole.elastic
+    import farandole.torch.elastic
+    import horovod.common.elastic
+    import horovod.torch.elastic.sampler
+    from horovod.runner.elastic import constants, discovery, worker
+
+    assert horovod.torch.elastic is farandole.torch.elastic
+    assert horovod.torch.elastic.sampler is farandole.torch.elastic.sampler
+    assert horovod.common.elastic is farandole.elastic
+    assert worker.HostUpdateResult.mixed == 3
+    assert "exceeded limit: 4" in constants.RESET_LIMIT_EXCEEDED_MESSAGE.format(4)
+    assert discovery.FixedHosts({"a": 2}).find_available_hosts_and_slots() == {"a": 2}
+
+
+def test_a_discovery_script_is_asked(tmp_path: pathlib.Path) -> None:
+    from horovod.runner.elastic.discovery import HostDiscoveryScript
+
+    script = tmp_path / "hosts.sh"
+    script.write_text("#!/bin/sh\necho one:2\necho\necho two\n")
+    script.chmod(0o755)
+    found = HostDiscoveryScript(str(script), 4).find_available_hosts_and_slots()
+    assert list(found.items()) == [("one", 2), ("two", 4)]
+    with pytest.raises(ValueError, match="'two'.*names no slots"):
+        HostDiscoveryScript(str(script), None).find_available_hosts_and_slots()
+    script.write_text("#!/bin/sh\necho no hosts today >&2\nexit 3\n")
+    with pytest.raises(RuntimeError, match="(?s)Exit code: 3.*no hosts today"):
+        HostDiscoveryScript(str(script), 4).find_available_hosts_and_slots()
 
 
 def test_extensions_are_those_that_farandole_serves() -> None:

@@ -1,0 +1,396 @@
+"""Steps that count on all ranks or on none, in a plain loop and without commits.
+
+    training = hvd.elastic.Training(optimizer, model, sampler=sampler)
+    for epoch in training.epochs(10):
+        for images, labels in training.batches(loader):
+            with training.step():
+                optimizer.zero_grad()
+                F.cross_entropy(model(images), labels).backward()
+                optimizer.step()
+        accuracy = training.call(test, model)
+
+The state is what survivors have in memory: model, optimizer, sampler. Nothing is copied as long as nothing happens.
+
+**What a step is.** A *block* is the body of `with training.step()`, or one `training.call`. A step counts on a rank in
+the moment in which the optimizer has made it (`optimizer.step()` has returned), and the samples that were read for it
+are used in the same moment: model and sampler never disagree. A block without a step of the optimizer (a scaler that
+skips it) counts when it ends. A block holds all backward passes of its step; everything else that ranks do together
+is in a block, too. In every block ranks wait for each other once at least, as they do for gradients. What else changes
+the state (a scheduler's step) comes right after the optimizer's, before any other collective call: a rank may come out
+of that one with an error, and its step counts.
+
+**Why ranks agree.** Gradients of a step are averages over all ranks, or the optimizer does not step. When a rank dies,
+some survivors may have all gradients of the step under way, and make it, while others hear of the death before. Both
+then come to the boundary, at their next collective call at the latest, and enter the next generation of the job. There
+they compare how many blocks they have completed (`farandole.elastic.agreement`). Those differ by one at most, because
+nobody completes two blocks without the others. The rank that is ahead is whole, and sends its state to those behind
+(`transfer`), for whom the step is then done. If nobody is ahead, all states have the same bits and nothing is sent; the
+step was made by nobody, and is *repeated* or *dropped*: its samples are dealt anew to the ranks of now, or passed over.
+
+Who has just started has completed nothing, and gets everything; so the first block of a job begins with a broadcast
+from rank 0, and a process that joins needs no code of its own.
+
+**Who wants to join** is asked once for every step, in a collective that is begun after one step and looked at after the
+next: it costs no wait, and all ranks see the same answer after the same step.
+
+Invariant: after every block, all ranks have completed the same blocks, have the same parameters and optimizer state,
+and the sampler's position is behind exactly the samples that are in the model (and those that were dropped).
+
+Not here: optimizers with `op=Adasum`, in which each rank has momentum of its own; use `hvd.elastic.run` for them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Literal, Optional
+
+import torch
+
+from farandole.elastic import native
+from farandole.elastic.agreement import NOTHING, Standing, decide
+from farandole.elastic.loop import _check_limit
+from farandole.exceptions import HorovodInternalError
+from farandole.torch.delta_optimizer import DeltaOptimizer
+from farandole.torch.elastic import transfer
+from farandole.torch.elastic.parameter_check import ParameterCheck
+from farandole.torch.elastic.sampler import ElasticBatchSampler, ElasticSampler
+
+__all__ = ["Step", "Training", "step"]
+
+_MOST_ATTEMPTS = 5
+"""How often a block may fail in a row with the same ranks: ranks that refuse each other's calls, because the script has
+a mistake, would fail for ever. More than one, for failures that come from the network and pass."""
+
+
+class Step:
+    """One step, as a context. `completed` says afterwards whether it counts."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self.completed = False
+
+    def __enter__(self) -> Step:
+        self._training._begin_block(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        return self._training._end_step(self, error)
+
+
+class _Counters:
+    """What else belongs to the state: how many steps the optimizer has made, and what the last call gave."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.result: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class Training:
+    """A training that goes on when ranks leave or join. Makes no collective call before its first use.
+
+    Arguments:
+        optimizer: of torch; usually what `DistributedOptimizer` returned.
+        model: what it trains. Without it, buffers (statistics of batches, say) do not reach ranks that join.
+        sampler: the `ElasticSampler` of the loader.
+        on_loss: what becomes of a step that a lost rank has ended: `"repeat"` deals its samples to the ranks that are
+            left, `"drop"` passes over them.
+        policy: called after every change of the job (`LinearScaling`, `KeepTotalBatch`, or a function of yours that
+            makes no collective call).
+        check_every: look after every so many steps whether processes want to join.
+        compare_every: compare the parameters of all ranks after every so many steps (`ParameterCheck`); 0: never.
+        evict: whether ranks whose parameters differ leave, and the others go on.
+        others: whatever else belongs to the state and has `state_dict` and `load_state_dict`: a scheduler, a scaler.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module | None = None,
+        *,
+        sampler: ElasticSampler | None = None,
+        on_loss: Literal["repeat", "drop"] = "repeat",
+        policy: Callable[[], None] | None = None,
+        check_every: int = 1,
+        compare_every: int = 0,
+        evict: bool = False,
+        **others: Any,
+    ) -> None:
+        if isinstance(optimizer, DeltaOptimizer):
+            raise ValueError(
+                "hvd.elastic.Training needs the same optimizer state on all ranks, and with op=hvd.Adasum each rank has "
+                "its own. Use hvd.elastic.run with a TorchState, or another op."
+            )
+        if on_loss not in ("repeat", "drop"):
+            raise ValueError(f'on_loss is "repeat" or "drop", not {on_loss!r}')
+        if check_every < 1:
+            raise ValueError(f"check_every counts steps, from 1 on; {check_every} does not")
+        self.optimizer, self.model, self.sampler = optimizer, model, sampler
+        self._on_loss, self._policy, self._check_every = on_loss, policy, check_every
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._compare = ParameterCheck(parameters, compare_every, evict=evict)
+        self._counters = _Counters()
+        self._others = {**others, "farandole.counters": self._counters}
+        self._completed, self._epoch, self._resets, self._attempts, self._size = NOTHING, 0, 0, 0, 0
+        self._is_to_repeat = False
+        self._block: Optional[Step] = None
+        #: Where the shares of now begin in the epoch, and how many samples behind that have been read by all ranks.
+        self._begin, self._read = 0, 0
+        self._check: Optional[Callable[[], list[int]]] = None
+        optimizer.register_step_post_hook(self._optimizer_stepped)
+
+    # What scripts use
+
+    @property
+    def steps(self) -> int:
+        """How many steps count, since the job began."""
+        return self._counters.steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way."""
+        return self._epoch if self.sampler is None else self.sampler.epoch
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of `count`, each when it begins, or when this rank joins. Tells the sampler."""
+        self.join()
+        while (epoch := self.epoch) < count:
+            yield epoch
+            # A rank that was behind has been taken into the next one already.
+            if self.epoch == epoch:
+                self._set_place(epoch + 1, 0)
+        # Nobody leaves while another one may still need its part of the last step.
+        self.call(lambda: native.largest([0], "end"))
+
+    def batches(self, loader: Iterable[Any], together: Any = None) -> Iterator[Any]:
+        """The batches of a loader, through changes of the job. Make one step of each.
+
+        With the loader of an `ElasticSampler`, what is left of the epoch is read anew after a change. Other loaders go
+        on, and the batch of a step that is to be repeated comes again.
+
+        together: brings lists of so many batches, for steps of several backward passes: a number, or a policy that has
+            it in `passes`.
+        """
+        dealer = self._dealer_of(loader)
+        self.join()
+        if dealer is None:
+            yield from self._own_batches(loader, together)
+            return
+        sampler, epoch = self.sampler, self.epoch
+        assert sampler is not None, "invariant: there is a dealer, so there is a sampler"
+        is_over = False
+        while not is_over and self.epoch == epoch:
+            deal, self._begin, self._read = sampler.deals, sampler.processed_num, 0
+            is_over = True
+            for group in _in_groups(self._counted(loader, dealer), together):
+                yield group
+                if sampler.deals != deal:
+                    # What the loader has read ahead is for other ranks.
+                    is_over = False
+                    break
+
+    def step(self) -> Step:
+        """`with training.step():` around everything that makes one step."""
+        return Step(self)
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a function that makes collective calls, an evaluation say; again if ranks are lost meanwhile. It
+        changes nothing of the state. A rank that missed its end gets the result of one that did not."""
+        block = Step(self)
+        while not block.completed:
+            self._begin_block(block)
+            before = self._completed
+            try:
+                self._counters.result = function(*args, **kwargs)
+                # Nobody is ahead by two blocks, also where the function makes no collective call.
+                native.largest([0], "called")
+                self._count(block)
+            except HorovodInternalError as error:
+                self._recover_from(error)
+                block.completed = self._completed > before
+            finally:
+                self._block = None
+        return self._counters.result
+
+    def join(self) -> None:
+        """Gets the state of the others, if this rank has none yet. All other methods begin with it."""
+        if self._completed == NOTHING:
+            self._agree_somehow()
+
+    # Blocks
+
+    def _begin_block(self, block: Step) -> None:
+        self.join()
+        if self._block is not None:
+            raise RuntimeError("a step has begun within another: `with training.step()` and `call` do not nest")
+        self._block, self._is_to_repeat = block, False
+
+    def _optimizer_stepped(self, *_unused: Any) -> None:
+        block = self._block
+        if block is not None and not block.completed:
+            self._counters.steps += 1
+            if self.sampler is not None:
+                self.sampler.processed_num = max(self.sampler.processed_num, self._begin + self._read)
+            self._count(block)
+
+    def _count(self, block: Step) -> None:
+        self._completed += 1
+        self._attempts = 0
+        block.completed = True
+
+    def _end_step(self, block: Step, error: BaseException | None) -> bool:
+        """Whether the error is dealt with."""
+        try:
+            if error is None:
+                self._optimizer_stepped()
+                self._look_around()
+                return False
+            lost: Optional[BaseException] = error
+        except HorovodInternalError as late:
+            lost = late
+        finally:
+            self._block = None
+        if not isinstance(lost, HorovodInternalError):
+            return False
+        if not native.enabled():
+            if lost is error:
+                return False
+            raise lost
+        before = self._completed
+        self._recover_from(lost, to_drop=not block.completed)
+        block.completed = block.completed or self._completed > before
+        self._is_to_repeat = not block.completed and self._on_loss == "repeat"
+        return True
+
+    def _look_around(self) -> None:
+        """After a step: are parameters the same, and does anybody want to join?"""
+        self._compare(self.steps)
+        if not native.enabled():
+            return
+        check, self._check = self._check, None
+        is_wanted = check is not None and check()[0] > 0
+        if self.steps % self._check_every == 0:
+            self._check = native.begin_largest([native.candidates()], "candidates")
+        if is_wanted:
+            native.next_generation()
+            self._resets += 1
+            self._agree_somehow()
+
+    # Recovery
+
+    def _recover_from(self, error: HorovodInternalError, *, to_drop: bool = False) -> None:
+        """Enters the next generation and agrees with it."""
+        if not native.enabled():
+            raise error
+        self._attempts += 1
+        native.next_generation()
+        self._resets += 1
+        self.optimizer.zero_grad()
+        self._agree_somehow(error, to_drop=to_drop and self._on_loss == "drop")
+
+    def _agree_somehow(self, error: HorovodInternalError | None = None, *, to_drop: bool = False) -> None:
+        """Agrees with the ranks of this generation, or of a later one if more are lost meanwhile."""
+        while True:
+            try:
+                self._agree(error, to_drop)
+                return
+            except HorovodInternalError:
+                if not native.enabled() or self._attempts >= _MOST_ATTEMPTS:
+                    raise
+            native.next_generation()
+            self._resets += 1
+
+    def _agree(self, error: HorovodInternalError | None, to_drop: bool) -> None:
+        self._check = None
+        position = 0
+        if self.sampler is not None:
+            position = max(self.sampler.processed_num, self._begin + self._read if to_drop else 0)
+        own = [self._completed, self.epoch, position, self._resets, self._attempts, self._size]
+        rows = native.gathered(own, "standings")
+        decision = decide([Standing(*row[:3]) for row in rows])
+        self._resets, self._attempts = max(row[3] for row in rows), max(row[4] for row in rows)
+        if any(row[0] == NOTHING or row[5] != native.size() for row in rows):
+            # Other ranks than before: what failed may go well now.
+            self._attempts = min(self._attempts, 1)
+        _check_limit(self._resets)
+        if error is not None and self._attempts >= _MOST_ATTEMPTS:
+            raise error
+        if decision.is_sent:
+            transfer.send_or_receive(decision.source, self.model, self.optimizer, self._others)
+        self._completed, before, self._size = decision.completed, self._size, native.size()
+        self._set_place(decision.epoch, decision.position)
+        if self._policy is not None:
+            self._policy()
+        if before and native.rank() == 0:
+            _say(f"{native.size()} ranks ({before} before) go on after step {self.steps}")
+
+    def _set_place(self, epoch: int, position: int) -> None:
+        """Goes on from there in the samples, with the ranks of now."""
+        self._epoch, self._begin, self._read = epoch, position, 0
+        if self.sampler is not None:
+            known = self.sampler.state_dict()
+            if epoch != known["epoch"]:
+                known["processed_indices"] = []
+            self.sampler.load_state_dict({**known, "epoch": epoch, "processed_num": position})
+
+    # Batches
+
+    def _dealer_of(self, loader: Any) -> Any:
+        """What deals the samples of a loader; `None` if it is none of ours."""
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        dealer = batch_sampler if isinstance(batch_sampler, ElasticBatchSampler) else getattr(loader, "sampler", None)
+        if not isinstance(dealer, (ElasticSampler, ElasticBatchSampler)):
+            return None
+        if (dealer.sampler if isinstance(dealer, ElasticBatchSampler) else dealer) is not self.sampler:
+            raise ValueError("the loader has an ElasticSampler that the training does not know: Training(sampler=...)")
+        return dealer
+
+    def _counted(self, loader: Any, dealer: Any) -> Iterator[Any]:
+        batch_size = dealer.batch_size if isinstance(dealer, ElasticBatchSampler) else loader.batch_size
+        for batch in loader:
+            self._read = dealer.step_end(self._read, batch_size)
+            yield batch
+
+    def _own_batches(self, loader: Iterable[Any], together: Any) -> Iterator[Any]:
+        for group in _in_groups(loader, together):
+            yield group
+            while self._is_to_repeat:
+                yield group
+
+
+def step(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None, **options: Any) -> Step:
+    """`with hvd.elastic.step(optimizer):` around everything that makes one step: a `Training` for this optimizer, made
+    by the first call with what it is given, and its next step."""
+    training = getattr(optimizer, "_elastic_training", None)
+    if training is None:
+        training = Training(optimizer, model, **options)
+        optimizer._elastic_training = training  # type: ignore[attr-defined]
+    return training.step()
+
+
+def _in_groups(batches: Iterable[Any], together: Any) -> Iterator[Any]:
+    if together is None:
+        yield from batches
+        return
+    group: list[Any] = []
+    for batch in batches:
+        group.append(batch)
+        # Asked for every group: it changes with the job.
+        if len(group) >= getattr(together, "passes", together):
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _say(text: str) -> None:
+    print(f"farandole: {text}", file=sys.stderr, flush=True)
