@@ -80,7 +80,7 @@ class HorovodBasics:
     Product = 5
 
     def __init__(self, *_unused: object) -> None:
-        pass
+        self._wire_protection: Optional[str] = None
 
     @functools.cached_property
     def MPI_LIB_CTYPES(self) -> ctypes.CDLL:
@@ -117,6 +117,7 @@ class HorovodBasics:
             # Stays for the life of the process, as with Horovod: a job that is initialised again is dynamic again.
             os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
             process_sets = None
+        self._wire_protection = wire_protection
         own_sets = list(process_sets or ())
         mpi.initialise_for_mpi4py()
         if comm is not None and not is_communicator(comm):
@@ -155,6 +156,10 @@ class HorovodBasics:
             leaving.callback(_native.shutdown)
             for finish in _on_shutdown:
                 leaving.callback(finish)
+
+    def init_again(self) -> None:
+        """Enters the next generation of an elastic job, protected as `init` was told last. Process sets are gone."""
+        self.init(wire_protection=self._wire_protection)
 
     def is_initialized(self) -> bool:
         """Whether this process is a rank of a job now."""

@@ -52,7 +52,7 @@ def next_generation() -> None:
         basics.shutdown()
     except HorovodInternalError:
         pass
-    basics.init()
+    basics.init_again()
 
 
 def is_rank() -> bool:

@@ -305,29 +305,53 @@ def test_candidates_are_taken_in_after_the_same_step(entered: list[int], monkeyp
 
 def test_the_short_name_makes_steps_of_one_training(entered: list[int]) -> None:
     network, optimizer = network_and_optimizer(seed=hvd.rank())
-    for number in range(4):
-        with hvd.elastic.step(optimizer, network):
+    number = 0
+    while number < 4:
+        with hvd.elastic.step(optimizer, network) as step:
             backward(network, optimizer, number)
             if number == 2 and not entered:
                 raise HorovodInternalError("a rank is lost")
             optimizer.step()
-    # Without `batches` nobody brings the third one again.
-    assert optimizer._elastic_training.steps == 3 and all_alike(network, optimizer)
+        number = step.training.steps
+    assert len(entered) == 1 and all_alike(network, optimizer)
+    assert_as_without_faults(network, 4)
 
 
-def test_a_batch_of_any_loader_comes_again(entered: list[int]) -> None:
+@pytest.mark.parametrize("on_loss", ["repeat", "drop"])
+def test_a_batch_of_any_loader_comes_again_or_not(on_loss: Any, entered: list[int]) -> None:
+    network, optimizer = network_and_optimizer(seed=1)
+    training = Training(optimizer, network, on_loss=on_loss)
+    used = []
+    for epoch in training.epochs(2):
+        for number in training.batches(range(4)):
+            with training.step():
+                backward(network, optimizer, number)
+                if number == 2 and not entered:
+                    time.sleep(LATER_S)
+                    raise HorovodInternalError("a rank is lost")
+                optimizer.step()
+                used.append((epoch, number))
+    expected = [(epoch, number) for epoch in range(2) for number in range(4)]
+    assert used == (expected if on_loss == "repeat" else [*expected[:2], *expected[3:]])
+    assert training.steps == len(used) and all_alike(network, optimizer)
+
+
+def test_steps_that_ranks_could_not_agree_about_are_refused() -> None:
     network, optimizer = network_and_optimizer(seed=1)
     training = Training(optimizer, network)
-    seen = []
-    for number in training.batches(range(4)):
-        with training.step():
-            seen.append(number)
-            backward(network, optimizer, number)
-            if number == 2 and not entered:
-                raise HorovodInternalError("a rank is lost")
+    with training.step():
+        backward(network, optimizer)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="twice in one block"):
             optimizer.step()
-    assert seen == [0, 1, 2, 2, 3] and training.steps == 4
-    assert all_alike(network, optimizer)
+        with pytest.raises(RuntimeError, match="do not nest"):
+            training.call(print)
+    with pytest.raises(RuntimeError, match="outside of `with"):
+        optimizer.step()
+    other = Training(torch.optim.SGD(network.parameters(), lr=0.1))
+    other.join()
+    with pytest.raises(RuntimeError, match="another Training has begun"):
+        training.step().__enter__()
 
 
 def test_without_an_elastic_job_errors_pass() -> None:

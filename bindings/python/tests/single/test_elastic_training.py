@@ -128,6 +128,32 @@ def test_steps_of_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         assert set(counts[0]) == {2}, f"seed {seed}: {counts[0]}"
 
 
+@pytest.mark.parametrize("on_loss", ["repeat", "drop"])
+def test_ranks_with_loaders_of_their_own_are_at_the_same_batch(on_loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(world: World) -> tuple[list[int], Training]:
+        counts = torch.nn.Parameter(torch.zeros(12))
+        optimizer = torch.optim.SGD([counts], lr=1.0)
+        training = Training(optimizer, on_loss=on_loss)
+        for _ in training.epochs(2):
+            for number in training.batches(range(12)):
+                with training.step() as step:
+                    steps = training.steps
+                    assert len(set(world.gather("gradient", number))) == 1
+                    counts.grad = torch.zeros(12)
+                    counts.grad[number] = -1
+                    optimizer.step()
+                    sum_of(world, "loss", torch.ones(1))
+                assert step.completed == (training.steps > steps)
+        return counts.tolist(), training
+
+    fewer = 0
+    for seed in range(80):
+        _, counts = run_world(monkeypatch, seed, script, kills=0.03, joins=0.02)
+        assert max(counts[0]) == 2, f"seed {seed}: {counts[0]}"
+        fewer += min(counts[0]) < 2
+    assert fewer > 20 if on_loss == "drop" else fewer == 0, fewer
+
+
 def test_a_job_of_one_rank_and_no_faults_makes_the_expected_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(0, ranks=1, script=counting(10, 3, 4), kills=0, joins=0, most_ranks=1)
     world.replace_engine(monkeypatch)

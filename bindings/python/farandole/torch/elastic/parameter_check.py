@@ -100,5 +100,6 @@ def _text(step: int, hashes: Sequence[int], different: Sequence[int]) -> str:
         who = f"those of rank {names} differ from those of the other {len(hashes) - len(different)}"
     return (
         f"After step {step} the parameters are not the same on all ranks: {who}. Memory or arithmetic of a host has "
-        "failed, or the script changes parameters on some ranks only. Go on from the last checkpoint, without that host."
+        "failed, or the script changes parameters on some ranks only. Go on from the last checkpoint, without that "
+        "host."
     )

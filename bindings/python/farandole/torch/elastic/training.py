@@ -36,12 +36,14 @@ next: it costs no wait, and all ranks see the same answer after the same step.
 Invariant: after every block, all ranks have completed the same blocks, have the same parameters and optimizer state,
 and the sampler's position is behind exactly the samples that are in the model (and those that were dropped).
 
-Not here: optimizers with `op=Adasum`, in which each rank has momentum of its own; use `hvd.elastic.run` for them.
+Not here: optimizers with `op=Adasum`, in which each rank has momentum of its own, and several optimizers that take
+turns; use `hvd.elastic.run` for them.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Optional
@@ -59,6 +61,10 @@ from farandole.torch.elastic.sampler import ElasticBatchSampler, ElasticSampler
 
 __all__ = ["Step", "Training", "step"]
 
+_of_thread = threading.local()
+"""`training`: the one that this thread is at. Ranks compare standings of one training; a second one at the same time
+would bring its own."""
+
 _MOST_ATTEMPTS = 5
 """How often a block may fail in a row with the same ranks: ranks that refuse each other's calls, because the script has
 a mistake, would fail for ever. More than one, for failures that come from the network and pass."""
@@ -68,17 +74,17 @@ class Step:
     """One step, as a context. `completed` says afterwards whether it counts."""
 
     def __init__(self, training: Training) -> None:
-        self._training = training
+        self.training = training
         self.completed = False
 
     def __enter__(self) -> Step:
-        self._training._begin_block(self)
+        self.training._begin_block(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        return self._training._end_step(self, error)
+        return self.training._end_step(self, error)
 
 
 class _Counters:
@@ -127,8 +133,8 @@ class Training:
     ) -> None:
         if isinstance(optimizer, DeltaOptimizer):
             raise ValueError(
-                "hvd.elastic.Training needs the same optimizer state on all ranks, and with op=hvd.Adasum each rank has "
-                "its own. Use hvd.elastic.run with a TorchState, or another op."
+                "hvd.elastic.Training needs the same optimizer state on all ranks, and with op=hvd.Adasum each rank "
+                "has its own. Use hvd.elastic.run with a TorchState, or another op."
             )
         if on_loss not in ("repeat", "drop"):
             raise ValueError(f'on_loss is "repeat" or "drop", not {on_loss!r}')
@@ -142,10 +148,13 @@ class Training:
         self._others = {**others, "farandole.counters": self._counters}
         self._completed, self._epoch, self._resets, self._attempts, self._size = NOTHING, 0, 0, 0, 0
         self._is_to_repeat = False
+        #: Without a sampler: how many batches of the epoch are used.
+        self._batches_used = 0
         self._block: Optional[Step] = None
         #: Where the shares of now begin in the epoch, and how many samples behind that have been read by all ranks.
         self._begin, self._read = 0, 0
         self._check: Optional[Callable[[], list[int]]] = None
+        optimizer.register_step_pre_hook(self._optimizer_steps)
         optimizer.register_step_post_hook(self._optimizer_stepped)
 
     # What scripts use
@@ -175,7 +184,8 @@ class Training:
         """The batches of a loader, through changes of the job. Make one step of each.
 
         With the loader of an `ElasticSampler`, what is left of the epoch is read anew after a change. Other loaders go
-        on, and the batch of a step that is to be repeated comes again.
+        on, within `epochs`: the batch of a step that is to be repeated comes again, and a rank that joins passes over
+        as many batches as the others have used.
 
         together: brings lists of so many batches, for steps of several backward passes: a number, or a policy that has
             it in `passes`.
@@ -224,6 +234,7 @@ class Training:
     def join(self) -> None:
         """Gets the state of the others, if this rank has none yet. All other methods begin with it."""
         if self._completed == NOTHING:
+            _of_thread.training = self
             self._agree_somehow()
 
     # Blocks
@@ -232,14 +243,21 @@ class Training:
         self.join()
         if self._block is not None:
             raise RuntimeError("a step has begun within another: `with training.step()` and `call` do not nest")
+        if getattr(_of_thread, "training", None) is not self:
+            raise RuntimeError("another Training has begun, and ranks can go on with one alone: this one is over")
         self._block, self._is_to_repeat = block, False
+
+    def _optimizer_steps(self, *_unused: Any) -> None:
+        """The optimizer is about to make a step, which must be one that ranks can agree about."""
+        if self._completed != NOTHING and (self._block is None or self._block.completed):
+            where = "outside of `with training.step()`" if self._block is None else "twice in one block"
+            raise RuntimeError(f"optimizer.step() was called {where}: a block and a step belong together")
 
     def _optimizer_stepped(self, *_unused: Any) -> None:
         block = self._block
         if block is not None and not block.completed:
             self._counters.steps += 1
-            if self.sampler is not None:
-                self.sampler.processed_num = max(self.sampler.processed_num, self._begin + self._read)
+            self._use(self._begin + self._read)
             self._count(block)
 
     def _count(self, block: Step) -> None:
@@ -311,9 +329,9 @@ class Training:
 
     def _agree(self, error: HorovodInternalError | None, to_drop: bool) -> None:
         self._check = None
-        position = 0
-        if self.sampler is not None:
-            position = max(self.sampler.processed_num, self._begin + self._read if to_drop else 0)
+        if to_drop:
+            self._use(self._begin + self._read)
+        position = self._batches_used if self.sampler is None else self.sampler.processed_num
         own = [self._completed, self.epoch, position, self._resets, self._attempts, self._size]
         rows = native.gathered(own, "standings")
         decision = decide([Standing(*row[:3]) for row in rows])
@@ -330,12 +348,14 @@ class Training:
         self._set_place(decision.epoch, decision.position)
         if self._policy is not None:
             self._policy()
-        if before and native.rank() == 0:
-            _say(f"{native.size()} ranks ({before} before) go on after step {self.steps}")
+        if native.rank() == 0 and self._resets > 0:
+            is_lost = all(row[0] == NOTHING for row in rows)
+            text = "nobody is left who has the state, and it begins anew" if is_lost else f"after step {self.steps}"
+            _say(f"the training goes on with {native.size()} rank(s), {before or 'none'} before: {text}")
 
     def _set_place(self, epoch: int, position: int) -> None:
         """Goes on from there in the samples, with the ranks of now."""
-        self._epoch, self._begin, self._read = epoch, position, 0
+        self._epoch, self._batches_used, self._begin, self._read = epoch, position, position, 0
         if self.sampler is not None:
             known = self.sampler.state_dict()
             if epoch != known["epoch"]:
@@ -343,6 +363,13 @@ class Training:
             self.sampler.load_state_dict({**known, "epoch": epoch, "processed_num": position})
 
     # Batches
+
+    def _use(self, position: int) -> None:
+        """What comes before this position of the epoch is used."""
+        if self.sampler is None:
+            self._batches_used = max(self._batches_used, position)
+        else:
+            self.sampler.processed_num = max(self.sampler.processed_num, position)
 
     def _dealer_of(self, loader: Any) -> Any:
         """What deals the samples of a loader; `None` if it is none of ours."""
@@ -361,10 +388,14 @@ class Training:
             yield batch
 
     def _own_batches(self, loader: Iterable[Any], together: Any) -> Iterator[Any]:
-        for group in _in_groups(loader, together):
-            yield group
-            while self._is_to_repeat:
+        epoch = self.epoch
+        for number, group in enumerate(_in_groups(loader, together)):
+            while self.epoch == epoch and number >= self._batches_used:
+                self._begin, self._read, self._is_to_repeat = number, 1, False
                 yield group
+                if self.epoch == epoch and not self._is_to_repeat:
+                    # Also a batch of which the script has made no step.
+                    self._use(number + 1)
 
 
 def step(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None, **options: Any) -> Step:

@@ -78,8 +78,8 @@ def _check_same(own: _What, theirs: _What, source: int) -> None:
     pairs = [(mine, other) for mine, other in zip(own, theirs) if mine != other]
     mine, other = pairs[0] if pairs else (f"{len(own)} tensors", f"{len(theirs)} tensors")
     raise ValueError(
-        f"the model of rank {rank()} is not that of rank {source}: {mine} here, {other} there. A process that joins must "
-        "run the same script with the same arguments."
+        f"the model of rank {rank()} is not that of rank {source}: {mine} here, {other} there. A process that joins "
+        "must run the same script with the same arguments."
     )
 
 

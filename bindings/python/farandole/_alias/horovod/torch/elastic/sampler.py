@@ -1,4 +1,5 @@
-"""`horovod.torch.elastic.sampler` is `farandole.torch.elastic.sampler`: importing this name gives that module itself."""
+"""`horovod.torch.elastic.sampler` is `farandole.torch.elastic.sampler`: importing this name gives that module
+itself."""
 
 import sys
 
