@@ -56,6 +56,8 @@ def test_there_is_an_example_for_each_of_these() -> None:
         "pytorch_fsdp2.py",
         "pytorch_lightning.py",
         "pytorch_mnist.py",
+        "pytorch_mnist_elastic.py",
+        "pytorch_mnist_elastic_run.py",
         "pytorch_process_sets.py",
         "pytorch_resnet50.py",
         "pytorch_synthetic_benchmark.py",
@@ -72,6 +74,13 @@ def test_mnist_learns_to_read() -> None:
         r"Test set: Average loss: [\d.]+, Accuracy: ([\d.]+)%", run_example("pytorch_mnist.py", "--short")
     )
     # One rank speaks for both, once for each epoch.
+    assert len(accuracies) == 2
+    assert accuracies[-1] > 80, accuracies
+
+
+@pytest.mark.parametrize("name", ["pytorch_mnist_elastic.py", "pytorch_mnist_elastic_run.py"])
+def test_mnist_learns_to_read_in_a_job_that_could_be_elastic(name: str) -> None:
+    accuracies = numbers(r"Test set: Average loss: [\d.]+, Accuracy: ([\d.]+)%", run_example(name, "--short"))
     assert len(accuracies) == 2
     assert accuracies[-1] > 80, accuracies
 
