@@ -11,6 +11,9 @@ lost, so whatever counts is in the state.
 state; but somebody may have joined after all. So before every synchronization ranks put together who wants one, in one
 small collective, and it is made by all or by none. Horovod has each rank decide for itself, and hangs (its issue 3494).
 
+**Nobody leaves early.** The function returns when it has returned on all ranks. Without that, a rank could be done, and
+in whatever follows, while another one hears of a death in its last commit and waits for it at the boundary.
+
 **Resets are counted**, and the largest count of all ranks is everybody's, so that those who joined later give up with
 the others when the limit of the job is passed.
 
@@ -57,7 +60,9 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     _check_limit(resets)
                     if must_sync:
                         state.sync()
-                    return func(state, *args, **kwargs)
+                    result = func(state, *args, **kwargs)
+                    native.largest([0], "returned")
+                    return result
                 except HorovodInternalError:
                     state.restore()
                     wants_sync = True

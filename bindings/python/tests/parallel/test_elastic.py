@@ -167,6 +167,24 @@ def test_a_function_begins_again_with_the_last_commit(entered: list[int]) -> Non
     assert_as_without_faults(network, 10)
 
 
+def test_a_function_returns_when_it_has_returned_everywhere(entered: list[int]) -> None:
+    state = hvd.elastic.TorchState(rounds=0)
+    begun = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> int:
+        begun.append(state.rounds)
+        state.rounds = 1
+        state.commit()
+        if not entered and hvd.rank() == hvd.size() - 1:
+            time.sleep(LATER_S)
+            raise HorovodInternalError("a rank is lost, in the last moment")
+        return hvd.size()
+
+    assert train(state) == hvd.size()
+    assert begun == [0, 1] and len(entered) == 1
+
+
 def test_all_ranks_are_interrupted_if_one_knows_of_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = {"candidates": 0}
     monkeypatch.setattr(native, "candidates", lambda: waiting["candidates"])
