@@ -19,7 +19,6 @@ import sys
 from typing import Optional, Protocol
 
 from farandole import _native, basics
-from farandole.elastic import native as elastic
 
 __all__ = ["add", "is_allowed", "settle", "sweep"]
 
@@ -39,9 +38,8 @@ _under_way: list[LateWork] = []
 
 
 def is_allowed() -> bool:
-    """Whether the host goes on when a request is queued. Not in elastic jobs: there a step counts when it is made, so
-    its gradients must have come well before."""
-    return _native.runs_ahead() and not elastic.enabled()
+    """Whether the host goes on when a request is queued."""
+    return _native.runs_ahead()
 
 
 def add(work: LateWork) -> None:
