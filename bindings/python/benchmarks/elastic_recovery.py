@@ -53,7 +53,7 @@ class Job:
         if contestant == "farandole":
             command = os.environ.get("FARANDOLE_COMMAND", "farandole")
             head = [command, "run", "-np", str(ranks), "--min-np", "1", "--max-np", str(ranks)]
-            head += ["--blacklist-cooldown-range", "0", "0", "--quiet"]
+            head += ["--blacklist-cooldown-range", "0", "0"]
         else:
             head = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
             head += ["--max-restarts", "10000", "--monitor-interval", "0.1"]

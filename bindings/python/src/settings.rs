@@ -35,5 +35,7 @@ pub(crate) fn runs_ahead() -> bool {
         let setting = settings::ASYNC_COMPLETION;
         setting.read(|variable| std::env::var(variable).ok()).unwrap_or_else(|_| setting.default_value())
     };
-    RUNS_AHEAD.get_or_init(read).unwrap_or_else(|| !wants_device_times())
+    // In elastic jobs a step counts when the optimizer has made it: its gradients must have come well before.
+    let is_elastic = farandole::elastic::is_enabled();
+    !is_elastic && RUNS_AHEAD.get_or_init(read).unwrap_or_else(|| !wants_device_times())
 }

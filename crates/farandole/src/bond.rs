@@ -46,6 +46,13 @@ impl Bond {
         }
     }
 
+    /// The ranks of this world are connected.
+    pub(crate) fn note_connected(&self) {
+        if let Bond::Elastic(_, losses) = self {
+            losses.note_connected();
+        }
+    }
+
     /// Whether the generation that this rank is in cannot go on.
     pub(crate) fn has_losses(&self) -> bool {
         matches!(self, Bond::Elastic(_, losses) if losses.any())

@@ -9,7 +9,7 @@
 //! What is kept between worlds is here, once in a process: the membership endpoint and the lifeline. A generation in
 //! which somebody is lost before all are connected is left at once for the next one (`setup`).
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -141,9 +141,11 @@ impl Member {
             Some(generation) => generation,
             None => self.endpoint.next_generation(payload.to_vec(), deadline)?,
         };
-        let losses = Arc::new(Losses { generation: generation.number, heard: Mutex::default() });
-        let heard = Arc::clone(&losses);
+        let losses = Arc::new(Losses::new(generation.number));
+        let (heard, left) = (Arc::clone(&losses), Arc::clone(&losses));
         self.endpoint.on_loss(move |notice| heard.hear(notice));
+        let ranks = Arc::clone(&generation);
+        self.endpoint.on_boundary(move |number, member| left.hear_of_boundary(number, member, ranks.rank(member)));
         GENERATION.store(generation.number, Ordering::Relaxed);
         let brought = |member: &farandole_cluster::membership::Introduction| {
             (member.id.0, Brought { contact: member.contact.to_vec(), payload: member.payload.to_vec() }.encode())
@@ -167,11 +169,32 @@ type OnLoss = Box<dyn Fn(Option<Rank>, &str) + Send>;
 /// Losses that end a generation, and who wants to know of them.
 pub(crate) struct Losses {
     generation: u64,
+    /// Whether its ranks have connected here; before that, somebody who has left the generation is as good as lost.
+    /// Set by `setup`, read by the endpoint's thread; orders nothing.
+    is_connected: AtomicBool,
     /// Locked by the endpoint's thread when a loss is heard, and while callbacks run; by `setup` to add one.
     heard: Mutex<(Vec<LossNotice>, Vec<OnLoss>)>,
 }
 
 impl Losses {
+    fn new(generation: u64) -> Losses {
+        Losses { generation, is_connected: AtomicBool::new(false), heard: Mutex::default() }
+    }
+
+    /// All ranks are connected with this one: from now on they come to the boundary together, or are lost.
+    pub(crate) fn note_connected(&self) {
+        self.is_connected.store(true, Ordering::Relaxed);
+    }
+
+    /// A member waits for the next generation.
+    fn hear_of_boundary(&self, generation: u64, member: MemberId, rank: Option<usize>) {
+        if !self.is_connected.load(Ordering::Relaxed) {
+            let cause =
+                "it waits for the next generation, because it could not connect to all ranks of this one".to_owned();
+            self.hear(&LossNotice { generation, member, rank, loss: Loss::Suspected, cause });
+        }
+    }
+
     fn hear(&self, notice: &LossNotice) {
         if notice.generation == self.generation {
             let mut heard = self.lock();
@@ -254,7 +277,7 @@ mod tests {
 
     #[test]
     fn losses_of_other_generations_end_nothing() {
-        let losses = Losses { generation: 2, heard: Mutex::default() };
+        let losses = Losses::new(2);
         let notice = |generation| LossNotice {
             generation,
             member: MemberId(5),
@@ -263,6 +286,9 @@ mod tests {
             cause: "it was killed".to_owned(),
         };
         losses.hear(&notice(1));
+        losses.hear_of_boundary(1, MemberId(5), Some(1));
+        losses.note_connected();
+        losses.hear_of_boundary(2, MemberId(5), Some(1));
         assert!(!losses.any());
         losses.hear(&notice(2));
         let told = Arc::new(Mutex::new(Vec::new()));

@@ -170,6 +170,7 @@ impl Setup {
         let engine = Engine::start_with(peers.connector(options, 1), config, hooks);
         let engine = engine.map_err(|error| lost(error.into()))?;
         peers.end_on_failure(engine.abort_handle());
+        peers.bond.note_connected();
         communicator.report_stalls_with(&engine);
         let Peers { environment, bond, access, .. } = peers;
         let world = World::new(environment.rank, topology, communicator, engine, records, bond, access);

@@ -16,7 +16,6 @@ from typing import Any, Optional
 import torch
 
 from farandole import _native
-from farandole.elastic import native as elastic
 from farandole.torch import device_times, run_ahead, staging
 
 __all__ = ["CollectingWork", "DeviceResult", "DeviceWork"]
@@ -45,9 +44,8 @@ class DeviceWork:
     is_over = poll
 
     def runs_ahead(self) -> bool:
-        """Whether `wait` does not wait until the results are there. It does in elastic jobs: a step counts there when
-        the optimizer has made it, so its gradients must have come well before."""
-        return self.handle.runs_ahead and not elastic.enabled() and not self.handle.poll()
+        """Whether `wait` does not wait until the results are there."""
+        return self.handle.runs_ahead and not self.handle.poll()
 
     def wait(self) -> Sequence[Any]:
         """What comes into the current stream from now on sees the results. Returns when they are there, or when all are
