@@ -127,7 +127,9 @@ def lose_one(job: Job, fault: str, dice: random.Random) -> Round:
     os.kill(victim, SIGNALS[fault])
     went_on_ns = went_on(job, survivors, begun_ns)
     if fault == "stop":
-        os.kill(victim, signal.SIGKILL)
+        # The launcher may have done so already.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
     after = job.wait_for_size()
     whole_s = (time.monotonic_ns() - begun_ns) / 1e9
     if job.contestant == "farandole":

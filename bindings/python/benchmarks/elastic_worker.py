@@ -56,12 +56,16 @@ def farandole(notes: Notes) -> None:
     wrapped: Any = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     training = hvd.elastic.Training(wrapped, model)
     training.join()
+    noted = training.steps
     while True:
         with training.step():
             wrapped.zero_grad()
             compute(model, training.steps, hvd.rank())
             wrapped.step()
-        notes.add(training.steps, hvd.size(), model)
+        # A step that a lost rank has ended is not complete, and is repeated.
+        if training.steps != noted:
+            noted = training.steps
+            notes.add(noted, hvd.size(), model)
 
 
 def torchrun(notes: Notes) -> None:
