@@ -130,7 +130,7 @@ def _refuse_elastic(**given: Any) -> None:
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise ValueError(
-            f"{', '.join(named)}: elastic jobs are not available yet; give a fixed number of ranks by num_proc, and "
+            f"{', '.join(named)}: a function cannot be an elastic job; give a fixed number of ranks by num_proc, and "
             "hosts by hosts or hostfile"
         )
 

@@ -361,8 +361,8 @@ fn number_of_job(contacts: &[Contact]) -> u64 {
 /// Makes this process a rank of the job that it was started in; without a launcher, a world of one.
 ///
 /// A process may leave its world and call this again, as often as it likes: when all ranks have done so they are a
-/// world again. Whoever comes first waits for the others. In an elastic job they are those that are left, and those that
-/// have come ([`crate::elastic`]).
+/// world again. Whoever comes first waits for the others. In an elastic job they are those that are left, and those
+/// that have come ([`crate::elastic`]).
 pub fn init() -> Result<World> {
     Setup::default().init()
 }
