@@ -44,6 +44,8 @@ pub struct Pretend {
     delay_looks: u32,
     /// Why every call fails from now on.
     failed: Mutex<Option<Error>>,
+    /// Its streams. Locked for a moment.
+    streams: Mutex<Vec<u64>>,
 }
 
 /// The streams of all pretended devices of this process. A rank waits for events of the program's streams, which belong
@@ -94,7 +96,7 @@ impl Pretend {
             driver: "none".to_owned(),
             runs_processes_at_once: true,
         };
-        Pretend { info, faults, is_shareable: true, delay_looks, failed: Mutex::default() }
+        Pretend { info, faults, is_shareable: true, delay_looks, failed: Mutex::default(), streams: Mutex::default() }
     }
 
     /// The same device as another: what lies on one lies on the other.
@@ -133,6 +135,9 @@ impl Pretend {
                 return Err(error);
             }
             *failed = Some(error);
+            // As the real one: what was queued there is never carried out.
+            let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+            queues().streams.retain(|stream, _| !streams.contains(stream));
         }
         match &*failed {
             Some(error) => Err(error.clone()),
@@ -262,7 +267,9 @@ impl Backend for Pretend {
 
     fn create_stream(&self) -> Result<u64> {
         drop(self.enter(Call::Other)?);
-        Ok(number())
+        let stream = number();
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
+        Ok(stream)
     }
 
     fn destroy_stream(&self, stream: u64) {
