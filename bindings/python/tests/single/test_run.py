@@ -133,7 +133,7 @@ def test_what_the_launcher_refuses_is_said():
     + [("host_discovery_script", "./hosts.sh")],
 )
 def test_elastic_jobs_are_refused_in_words(argument, value):
-    with pytest.raises(ValueError, match=f"{argument}: elastic jobs are not available yet"):
+    with pytest.raises(ValueError, match=f"{argument}: a function cannot be an elastic job"):
         run(own_rank, **{argument: value})
 
 
