@@ -1,4 +1,4 @@
-//! A process as a member of an elastic job: [`Member`], and what programs may ask of it.
+//! A process as a member of an elastic job, and what programs may ask of it.
 //!
 //! Ranks of an elastic job come and go; the processes that stay are members, and go from one generation to the next. A
 //! world is a rank's view of one generation. When a member is lost, every collective of the world fails with that
