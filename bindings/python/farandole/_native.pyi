@@ -155,9 +155,10 @@ class GradientBatch:
         postscale: float,
         group: int,
         batch: str | None,
+        travel_type: int | None = None,
     ) -> None:
         """members: name, shape, dtype. With batch, a name that is the same on all ranks, they run together or not
-        at all."""
+        at all. travel_type: float16 or bfloat16, in which float32 gradients on a GPU travel."""
 
     def submit(self, addresses: list[int], owners: tuple[object, ...]) -> BatchHandle: ...
     def submit_on_device(

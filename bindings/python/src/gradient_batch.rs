@@ -37,17 +37,20 @@ pub(crate) struct GradientBatch {
 }
 
 struct Member {
+    /// Of the type in which the gradient travels.
     request: Request,
     len_bytes: usize,
+    /// The type in which it lies in memory.
     dtype: Dtype,
 }
 
 #[pymethods]
 impl GradientBatch {
     /// Members by name, shape and element type, and the reduction of all of them. With `batch`, a name that is the same
-    /// on all ranks, they run together or not at all.
+    /// on all ranks, they run together or not at all. With `travel_type` those on devices travel in that narrower type.
     #[new]
-    #[pyo3(signature = (members, op, prescale, postscale, group, batch))]
+    #[pyo3(signature = (members, op, prescale, postscale, group, batch, travel_type=None))]
+    #[expect(clippy::too_many_arguments, reason = "what Python hands over in one call")]
     fn new(
         members: Vec<(String, Vec<u64>, u8)>,
         op: u8,
@@ -55,14 +58,17 @@ impl GradientBatch {
         postscale: f64,
         group: i64,
         batch: Option<&str>,
+        travel_type: Option<u8>,
     ) -> PyResult<GradientBatch> {
+        let travel_type = travel_type.map(element_type).transpose()?;
         let collective = Collective::Allreduce { op: read_op(op)?, prescale, postscale };
         let count = u32::try_from(members.len()).map_err(|_| PyValueError::new_err("a batch of too many gradients"))?;
         let batch = batch.map(|name| Batch { name: name.into(), members: count });
         let members = members.into_iter().map(|(name, shape, dtype)| {
             let dtype = element_type(dtype)?;
             let len_bytes = len_bytes(&shape, dtype)?;
-            let request = Request::new(name, collective.clone(), dtype, shape).in_batch(batch.clone());
+            let travel_type = travel_type.unwrap_or(dtype);
+            let request = Request::new(name, collective.clone(), travel_type, shape).in_batch(batch.clone());
             Ok(Member { request, len_bytes, dtype })
         });
         Ok(GradientBatch { group: read_group(group)?, members: members.collect::<PyResult<_>>()? })

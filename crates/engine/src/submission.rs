@@ -41,7 +41,8 @@ pub struct Submission {
     pub group: GroupId,
     /// What is asked for.
     pub request: Request,
-    /// This rank's tensor. Nothing for barrier and join.
+    /// This rank's tensor. Nothing for barrier and join. An allreduce of halves takes single precision on a device: it
+    /// is narrowed when it is packed, and the result is widened when it is unpacked ([`Submission::can_hold`]).
     pub input: Option<Region>,
     /// Where the result goes. Without it the result of allreduce, broadcast and reduce replaces the input, and other
     /// collectives bring memory of their own, as they do if the result turns out to have another size than the output.
@@ -88,13 +89,22 @@ impl Submission {
         self
     }
 
+    /// Whether memory of one type may come with a request of another: what a request says is the type that travels.
+    pub fn can_hold(held: Dtype, request: &Request) -> bool {
+        let narrows = held == Dtype::F32 && matches!(request.dtype, Dtype::F16 | Dtype::BF16);
+        let is_taken = request.device != Device::Cpu && matches!(request.collective, Collective::Allreduce { .. });
+        held == request.dtype || narrows && is_taken
+    }
+
     /// Whether the memory fits the request.
     pub(crate) fn check(&self) -> Result<()> {
         let request = &self.request;
         let wrong = |what: String| Err(Error::WrongMemory { name: Arc::clone(&request.name), what: what.into() });
-        let bytes =
-            request.shape.iter().try_fold(request.dtype.size_bytes() as u64, |bytes, dim| bytes.checked_mul(*dim));
-        let Some(bytes) = bytes else {
+        let bytes_of = |dtype: Dtype| {
+            request.shape.iter().try_fold(dtype.size_bytes() as u64, |bytes, dim| bytes.checked_mul(*dim))
+        };
+        let held = self.input.as_ref().map_or(request.dtype, Region::dtype);
+        let Some(bytes) = bytes_of(held) else {
             return wrong(format!("the shape {:?} has more elements than there is memory", request.shape));
         };
         let needs_input = !matches!(request.collective, Collective::Barrier | Collective::Join);
@@ -117,14 +127,13 @@ impl Submission {
                 let what = format!("the {role} lies in memory of {place:?}, the request says {:?}", request.device);
                 return wrong(what);
             }
-            if region.dtype() != request.dtype {
+            if region.dtype() != held || !Submission::can_hold(held, request) {
                 return wrong(format!("the {role} holds {}, the request says {}", region.dtype(), request.dtype));
             }
             if region.len_bytes() as u64 != bytes && (role == "input" || knows_size) {
                 return wrong(format!(
-                    "the {role} has {} bytes, a {} tensor of shape {:?} has {bytes}",
+                    "the {role} has {} bytes, a {held} tensor of shape {:?} has {bytes}",
                     region.len_bytes(),
-                    request.dtype,
                     request.shape
                 ));
             }
@@ -353,6 +362,20 @@ mod tests {
         assert!(huge.to_string().contains("more elements than there is memory"), "{huge}");
         assert!(Submission::without_memory(allreduce(&[0])).check().is_err());
         assert!(Submission::new(allreduce(&[0]), Region::from_vec(Vec::<f32>::new())).check().is_ok());
+    }
+
+    #[test]
+    fn only_singles_on_a_device_travel_as_halves() {
+        let device = farandole_device::pretend::Pretend::new().device();
+        let on_device = |dtype: Dtype| device.allocate(2 * dtype.size_bytes()).unwrap().into_region(dtype);
+        let request = |dtype, device| Request { dtype, device, ..allreduce(&[2]) };
+        let there = |held: Dtype, dtype| Submission::new(request(dtype, Device::Gpu(0)), on_device(held)).check();
+        assert!(there(Dtype::F32, Dtype::F16).is_ok() && there(Dtype::F32, Dtype::BF16).is_ok());
+        assert!(there(Dtype::F64, Dtype::F16).is_err() && there(Dtype::F16, Dtype::F32).is_err());
+        let here = Submission::new(request(Dtype::F16, Device::Cpu), Region::from_vec(vec![0f32; 2])).check();
+        assert!(here.unwrap_err().to_string().contains("the input holds float32"));
+        let mixed = Submission::new(request(Dtype::F16, Device::Gpu(0)), on_device(Dtype::F32));
+        assert!(mixed.with_output(on_device(Dtype::F16)).check().is_err());
     }
 
     #[test]

@@ -16,8 +16,8 @@ Hooks run in the threads of autograd and `synchronize` in the thread that calls 
 backward after its last hook, and all of it happens under the interpreter's lock. So nothing here is locked.
 
 This file is the steady state: dense gradients, reduced in place, in host memory or in that of one GPU, where they may
-travel in a narrower type (`gradient_narrowing`). Gradients of any other kind, and those in no batch, are submitted by
-`gradient_submission`.
+travel in a narrower type: the engine narrows them when it packs them. Gradients of any other kind, and those in no
+batch, are submitted by `gradient_submission`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ import torch
 from farandole import _native, basics
 from farandole.torch import device_memory, gradient_errors, gradient_packing, gradient_submission, run_ahead, staging
 from farandole.torch.batch_order import BatchOrder
-from farandole.torch.compression import NoneCompressor
+from farandole.torch.compression import NoneCompressor, travel_type
 from farandole.torch.device_work import DeviceWork
-from farandole.torch.gradient_narrowing import NarrowCopies, is_narrowed, narrow_type
 from farandole.torch.gradients import Gradient
 from farandole.torch.lent_memory import DTYPE_CODES
 from farandole.torch.reduce_options import ReduceOptions
@@ -45,7 +44,7 @@ class GradientBatch:
     `missing` counts those that are not; `addresses` and `owners` are the memory and the storages of those that are.
     `needs_packing` says that one of them cannot be reduced in place; then all are submitted by `gradient_submission`.
     `place` is the GPU on which all of them lie and the stream that computed them, or `None` for host memory.
-    `key` names a group of the user's, `narrow` the type in which they travel, if not their own, in `narrow_copies`.
+    `key` names a group of the user's, `narrow` the type in which they travel, if not their own.
     """
 
     __slots__ = (
@@ -54,7 +53,6 @@ class GradientBatch:
         "members",
         "missing",
         "narrow",
-        "narrow_copies",
         "native",
         "needs_packing",
         "owners",
@@ -72,7 +70,6 @@ class GradientBatch:
         self.members = list(members)
         self.native: _native.GradientBatch | None = None
         self.narrow: torch.dtype | None = None
-        self.narrow_copies: NarrowCopies | None = None
         for index, gradient in enumerate(self.members):
             gradient.batch, gradient.index = self, index
         self.reset()
@@ -95,7 +92,7 @@ class GradientBatch:
 
     def submit(self, options: ReduceOptions) -> _native.BatchHandle | staging.AnyWork:
         """Submits all members, which are reduced in place; on a GPU, in a narrower type if one is asked for."""
-        narrow = None if self.place is None else narrow_type(options.compression)
+        narrow = None if self.place is None else travel_type(options.compression)
         if (
             self.native is None
             or self.process_set_id != options.process_set.process_set_id
@@ -104,12 +101,11 @@ class GradientBatch:
             self.process_set_id = options.group()
             self.narrow = narrow
             # Gradients that are reduced in place have an element type that the engine knows.
-            code = None if narrow is None else DTYPE_CODES[narrow]
             members = [
-                (gradient.name, gradient.shape, cast(int, gradient.dtype_code) if code is None else code)
-                for gradient in self.members
+                (gradient.name, gradient.shape, cast(int, gradient.dtype_code)) for gradient in self.members
             ]
-            self.native = _native.GradientBatch(members, *options.reduction(), self.process_set_id, self.key)
+            code = None if narrow is None else DTYPE_CODES[narrow]
+            self.native = _native.GradientBatch(members, *options.reduction(), self.process_set_id, self.key, code)
         if self.place is None:
             return self.native.submit(self.addresses, tuple(self.owners))
         return self._submit_on_device(self.native, self.place)
@@ -118,18 +114,7 @@ class GradientBatch:
         device = self.members[0].parameter.device
         device_memory.place_to_record(device)
         run_ahead.sweep()
-        addresses, owners = self.addresses, tuple(self.owners)
-        if self.narrow is not None:
-            gradients = self.submitted()
-            if self.narrow_copies is None or not self.narrow_copies.fit(gradients, place):
-                self.narrow_copies = NarrowCopies(gradients, self.narrow, place)
-            self.narrow_copies.fill(gradients)
-            addresses, owners = self.narrow_copies.addresses, self.narrow_copies.owners
-        return DeviceWork(native.submit_on_device(addresses, owners, place), device)
-
-    def submitted(self) -> list[torch.Tensor]:
-        """The gradients of all members, which are in flight."""
-        return [cast(torch.Tensor, gradient.submitted) for gradient in self.members]
+        return DeviceWork(native.submit_on_device(self.addresses, tuple(self.owners), place), device)
 
 
 _queues: weakref.WeakSet[GradientQueue] = weakref.WeakSet()
@@ -161,8 +146,6 @@ class GradientQueue:
         self._batches: list[GradientBatch] = []
         self._in_flight: list[Gradient] = []
         self._handles: list[_native.BatchHandle | staging.AnyWork] = []
-        #: Batches whose narrow copies are in flight.
-        self._narrowed: list[GradientBatch] = []
         self._order = BatchOrder()
         _queues.add(self)
 
@@ -202,11 +185,12 @@ class GradientQueue:
         """The function that backward calls whenever this gradient has been accumulated. It runs for each gradient of
         each iteration: it does as little as it can, and it reads the gradient's fields while they are in the cache."""
         uncompressed = self.options.compression is NoneCompressor
-        narrow = narrow_type(self.options.compression)
+        narrow = travel_type(self.options.compression)
         stands_in = device_memory.stands_in
+        single = torch.float32
 
         def is_narrowed_there(grad: torch.Tensor) -> bool:
-            return (grad.is_cuda or stands_in) and is_narrowed(grad.dtype, cast(torch.dtype, narrow))
+            return (grad.is_cuda or stands_in) and grad.dtype is single
 
         def gradient_hook(parameter: torch.Tensor) -> None:
             if self.no_sync:
@@ -250,15 +234,13 @@ class GradientQueue:
             self.reduced = False
             self._handles.append(batch.submit(self.options))
             self._in_flight += batch.members
-            if batch.narrow is not None:
-                self._narrowed.append(batch)
         batch.reset()
 
     def _reduces_on_device(self, batch: GradientBatch) -> bool:
         """Whether gradients of a batch, on a GPU, are reduced there."""
         options = self.options
         collective, group = ("allreduce", *options.reduction()), options.group()
-        narrow = narrow_type(options.compression)
+        narrow = travel_type(options.compression)
         if narrow is not None:
             return _native.works_on_devices(group, collective, DTYPE_CODES[narrow])
         codes = {cast(int, gradient.dtype_code) for gradient in batch.members}
@@ -301,11 +283,8 @@ class GradientQueue:
                     gradient_errors.raise_changed(gradient)
                 if gradient.unpack is not None or gradient.frozen:
                     gradient_packing.finish(gradient)
-                if not self._narrowed:
-                    gradient.submitted = None
+                gradient.submitted = None
                 gradient.passes_left = passes
-            if self._narrowed:
-                self._widen()
         except BaseException:
             self.reset()
             raise
@@ -313,15 +292,6 @@ class GradientQueue:
         self.has_new, self.reduced = False, True
         if self._order.submitted_alone:
             self._learn_order(in_flight[:ready])
-
-    def _widen(self) -> None:
-        """Makes gradients of the narrow copies that were reduced."""
-        for batch in self._narrowed:
-            assert batch.narrow_copies is not None, "invariant: it was submitted with copies"
-            batch.narrow_copies.widen(batch.submitted())
-        self._narrowed = []
-        for gradient in self._in_flight:
-            gradient.submitted = None
 
     def _submit_rest(self) -> None:
         """Submits groups and batches that are incomplete, and gradients that did not become ready. The order is that of
@@ -366,5 +336,5 @@ class GradientQueue:
             gradient.passes_left = self.passes
         for batch in self._batches:
             batch.reset()
-        self._in_flight, self._handles, self._narrowed, self._order.submitted_alone = [], [], [], 0
+        self._in_flight, self._handles, self._order.submitted_alone = [], [], 0
         self.has_new = self.reduced = False

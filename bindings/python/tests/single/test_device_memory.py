@@ -133,7 +133,8 @@ for _ in range(3):
     network(torch.ones(2, 3)).sum().backward()
     optimizer.step()
 assert calls == [8], calls
-assert kinds == [(torch.bfloat16, 8), (torch.float32, 8)], kinds
+assert kinds == [], "the engine narrows and widens when it packs and unpacks"
+assert all(tensor.grad.dtype is torch.float32 for tensor in network.parameters())
 hvd.shutdown()
 """,
             seconds=120,

@@ -12,7 +12,9 @@ use farandole_engine::{Config, Engine, Error, Outcome, Submission, wait_all};
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp, Request};
 use farandole_tensor::{OwnedBytes, Region};
 
-use crate::harness::pretend_device::{contents, hooks_with, moved, moved_to_private_memory, when_there};
+use crate::harness::pretend_device::{
+    contents, held_as_singles, hooks_with, moved, moved_to_private_memory, when_there, widened,
+};
 use crate::harness::reference::{Call, Inputs, Solved};
 use crate::harness::{Transport, config, meetings, ranks, ranks_with, run_hooked, sum};
 
@@ -138,6 +140,59 @@ fn tensors_that_cannot_be_mapped_are_packed() {
             }
         });
     }
+}
+
+/// Halves on some ranks, singles that travel as halves on others: the result is that of halves.
+#[test]
+fn singles_that_travel_as_halves_give_the_bits_of_halves() {
+    for (size, transport) in [(3, Transport::Device), (2, Transport::DeviceHosts), (4, Transport::DeviceHosts)] {
+        ranks(size, transport, move |engine| {
+            let is_halves = |solved: &Solved| {
+                let Call { dtype, collective, .. } = &solved.call;
+                matches!(dtype, Dtype::F16 | Dtype::BF16) && matches!(collective, Collective::Allreduce { .. })
+            };
+            let all: Vec<Solved> = calls(size, Inputs::Extreme).into_iter().filter(is_halves).collect();
+            for round in 0..6 {
+                check_held(&engine, &all, round);
+            }
+        });
+    }
+}
+
+/// Runs calls on halves. Who holds them in singles, and who runs ahead, depends on the round.
+fn check_held(engine: &Engine, all: &[Solved], round: usize) {
+    let me = engine.rank().index();
+    let as_singles = |number: usize| round < 2 || (me + number + round).is_multiple_of(2);
+    let submit = |(number, solved): (usize, &Solved)| {
+        let mut submission = solved.submission(me, engine.size());
+        if round % 3 == 1 {
+            let output = OwnedBytes::from_slice(&vec![0xa5; solved.inputs[me].len()]);
+            submission = submission.with_output(Region::from_owned_bytes(output, solved.call.dtype));
+        }
+        let held = if as_singles(number) { held_as_singles(submission) } else { submission };
+        let runs_ahead = round.is_multiple_of(2);
+        engine.submit(Submission { runs_ahead, ..moved(engine, held) }).unwrap()
+    };
+    let tickets: Vec<_> = all.iter().enumerate().map(submit).collect();
+    for (number, outcome) in wait_all(tickets).into_iter().enumerate() {
+        let (solved, halves) = (&all[number], all[number].expected.as_ref().unwrap()[me].to_vec());
+        let right = if as_singles(number) { widened(&halves, solved.call.dtype) } else { halves };
+        let result = contents(&when_there(outcome.unwrap()).into_result().unwrap());
+        assert!(result == right, "rank {me}, round {round}: {:?}", solved.call);
+    }
+}
+
+#[test]
+fn singles_are_rounded_once_on_their_way_out_and_back() {
+    ranks(2, Transport::Device, |engine| {
+        // Above one, halves are 2^-10 apart: the first is rounded down, the second to even, the third stays.
+        let mut submission = sum("t", vec![1.0 + 2f32.powi(-12), 1.0 + 3.0 * 2f32.powi(-11), 2f32.powi(-10)]);
+        submission.request.dtype = Dtype::F16;
+        let outcome = engine.run(moved(&engine, submission)).unwrap();
+        let result = contents(&when_there(outcome).into_result().unwrap());
+        let values: Vec<f32> = result.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        assert_eq!(values, [2.0, 2.0 + 4.0 * 2f32.powi(-10), 2f32.powi(-9)]);
+    });
 }
 
 #[test]

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use farandole_device::Error as DeviceError;
 use farandole_device::pretend::{Call as Fault, DeviceFaults, NcclEnds, PretendNccl};
 use farandole_engine::config::DevicePlaneChoice;
-use farandole_engine::{Config, Engine, Error, Hooks};
+use farandole_engine::{Config, Engine, Error, Hooks, wait_all};
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
 
 use crate::devices::{calls, check_all};
-use crate::harness::pretend_device::{contents, hooks_with, hooks_with_nccl, moved};
+use crate::harness::pretend_device::{contents, hooks_with, hooks_with_nccl, moved, when_there};
 use crate::harness::reference::{Inputs, Solved};
-use crate::harness::{Transport, config, meetings, ranks, reduce, run_hooked, sum};
+use crate::harness::{Transport, config, meetings, ranks, ranks_with, reduce, run_hooked, sum};
 
 /// What is promised for survivors, with room for a loaded machine: otherwise it would be a deadline of 20 s.
 const NAMED_WITHIN: Duration = Duration::from_secs(6);
@@ -56,6 +56,25 @@ fn ranks_of_one_host_get_the_bits_of_host_memory_where_nccl_is_wanted() {
 }
 
 /// Which collectives work in device memory, in groups on one host and across hosts.
+#[test]
+fn singles_that_travel_as_halves_are_narrowed_when_they_are_packed() {
+    ranks_with(4, Transport::Nccl, with(DevicePlaneChoice::PreferNccl), |engine| {
+        for members in [1, 3] {
+            let submit = |number: usize| {
+                let mut submission = sum(&format!("{members}.{number}"), vec![1.0 + 2f32.powi(-10), number as f32]);
+                submission.request.dtype = Dtype::BF16;
+                engine.submit(moved(&engine, submission)).unwrap()
+            };
+            let tickets: Vec<_> = (0..members).map(submit).collect();
+            for (number, outcome) in wait_all(tickets).into_iter().enumerate() {
+                let result = contents(&when_there(outcome.unwrap()).into_result().unwrap());
+                let values: Vec<f32> = result.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+                assert_eq!(values, [4.0, 4.0 * number as f32]);
+            }
+        }
+    });
+}
+
 #[test]
 fn nccl_is_for_what_it_can_and_for_who_wants_it() {
     let across = |plane| run_works(Transport::Nccl, plane);

@@ -251,12 +251,11 @@ impl HostsRun {
         let bytes = self.shards.bytes(self.local_rank);
         let address = opened.shard(bytes as usize).map_err(|error| local("allocating a shard", error))?;
         self.shard = Stretch { address, bytes };
-        // The only rank of a host works on its tensors where they lie.
-        let Some(windows) = windows else { return Ok(()) };
-        let (ends, slot_bytes) = (self.end_bytes(self.here.me), windows.layout().small_bytes);
-        let (tensors, shard) = (&self.tensors, self.shard);
-        let sharing = Sharing { tensors, ends: &ends, replaces: true, shard, slot_bytes };
-        self.shared = sharing.share(opened).map_err(|error| local("sharing device memory", error))?;
+        let slot_bytes = windows.map_or(0, |windows| windows.layout().small_bytes);
+        let (ends, dtype, shard) = (self.end_bytes(self.here.me), self.plan.dtype, self.shard);
+        let sharing = Sharing { tensors: &self.tensors, dtype, ends: &ends, replaces: true, shard, slot_bytes };
+        let shared = if windows.is_some() { sharing.share(opened) } else { sharing.keep(opened) };
+        self.shared = shared.map_err(|error| local("sharing device memory", error))?;
         let loaded = self.shared.queue_load(&self.tensors, &opened.stream, &mut self.in_flight);
         loaded.map_err(|error| local("packing on the device", error))?;
         Ok(())
@@ -335,12 +334,12 @@ impl HostsRun {
     }
 
     fn copy_back(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
-        if self.shared.copies_back.is_empty() {
+        if self.shared.unpacking.is_empty() {
             return Ok(());
         }
         let stream = &plane.opened(self.ordinal)?.stream;
         self.in_flight.begin(stream)?;
-        stream.copy(&self.shared.copies_back)?;
+        self.shared.unpacking.queue(stream)?;
         self.in_flight.record(stream, DeviceStep::Unpack)
     }
 
@@ -371,9 +370,8 @@ impl HostsRun {
 
     /// The same for the only rank of a host.
     fn alone(&self) -> Reached {
-        let tensors = &self.tensors.tensors;
-        let places = tensors.iter().map(|tensor| (tensor.input.address, tensor.output.address)).collect();
-        let places = vec![(!tensors.is_empty()).then_some(places)];
+        let places = &self.shared.places;
+        let places = vec![(!places.is_empty()).then(|| places.clone())];
         Reached { places, shards: vec![self.shard.address], share: Some(Share::alone()) }
     }
 

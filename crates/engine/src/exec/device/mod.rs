@@ -19,6 +19,7 @@
 pub(crate) mod hosts;
 pub(crate) mod in_flight;
 mod ordered;
+pub(crate) mod packing;
 mod peer_words;
 mod posting;
 mod results;

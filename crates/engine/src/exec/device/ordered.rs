@@ -82,9 +82,9 @@ impl Ordered<'_> {
         let (stream, round) = (&opened.stream, words.begin_round());
         let all: Vec<usize> = (0..told.len()).collect();
         self.tensors.ready.iter().try_for_each(|ready| stream.wait(ready))?;
-        if !self.shared.copies.is_empty() {
+        if !self.shared.packing.is_empty() {
             stopwatch.start(stream)?;
-            stream.copy(&self.shared.copies)?;
+            self.shared.packing.queue(stream)?;
             stopwatch.stop(stream, DeviceStep::Pack)?;
         }
         words.tell(stream, Tells::Exposed)?;
@@ -96,9 +96,9 @@ impl Ordered<'_> {
             words.tell(stream, Tells::Settled)?;
         }
         words.wait_for(stream, &work::workers(told), Tells::Settled)?;
-        if !self.shared.copies_back.is_empty() {
+        if !self.shared.unpacking.is_empty() {
             stopwatch.start(stream)?;
-            stream.copy(&self.shared.copies_back)?;
+            self.shared.unpacking.queue(stream)?;
             stopwatch.stop(stream, DeviceStep::Unpack)?;
         }
         Ok(Queued { event: stream.record()?, round, stopwatch, memory: Vec::new() })

@@ -290,7 +290,11 @@ mod tests {
     }
 
     fn tensors() -> Vec<Tensor> {
-        let in_place = |address, bytes| Tensor { input: stretch(address, bytes), output: stretch(address, bytes) };
+        let in_place = |address, bytes| Tensor {
+            input: stretch(address, bytes),
+            output: stretch(address, bytes),
+            dtype: Dtype::F32,
+        };
         vec![in_place(0, 600), in_place(50_100, 900), in_place(600, 400)]
     }
 

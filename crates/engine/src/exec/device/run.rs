@@ -194,7 +194,8 @@ impl DeviceRun {
         let slot_bytes = windows.layout().small_bytes;
         let (ends, replaces) = (self.end_bytes(self.here.me.index()), self.replaces());
         let shard = Stretch::default();
-        let sharing = Sharing { tensors: &self.tensors, ends: &ends, replaces, shard, slot_bytes };
+        let sharing =
+            Sharing { tensors: &self.tensors, dtype: self.plan.dtype, ends: &ends, replaces, shard, slot_bytes };
         self.shared = sharing.share(opened).map_err(|error| local("sharing device memory", error))?;
         self.shared.posting.is_ordered = is_ordered;
         self.shared.posting.at_once = opened.device.info().runs_processes_at_once;
@@ -246,10 +247,10 @@ impl DeviceRun {
     }
 
     fn copy_back(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
-        if let (false, Some(ordinal)) = (self.shared.copies_back.is_empty(), self.tensors.ordinal) {
+        if let (false, Some(ordinal)) = (self.shared.unpacking.is_empty(), self.tensors.ordinal) {
             let opened = plane.opened(ordinal)?;
             self.in_flight.begin(&opened.stream)?;
-            opened.stream.copy(&self.shared.copies_back)?;
+            self.shared.unpacking.queue(&opened.stream)?;
             self.in_flight.record(&opened.stream, DeviceStep::Unpack)?;
         }
         Ok(())

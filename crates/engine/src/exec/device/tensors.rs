@@ -5,9 +5,9 @@
 //! memory works on these.
 
 use farandole_device::Event;
-use farandole_plan::Collective;
 use farandole_plan::agree::Bucket;
 use farandole_plan::device::Movement;
+use farandole_plan::{Collective, Dtype};
 use farandole_tensor::{OnDevice, Region};
 use farandole_transport::{Error, Result};
 
@@ -28,6 +28,8 @@ pub(crate) struct Stretch {
 pub(crate) struct Tensor {
     pub(crate) input: Stretch,
     pub(crate) output: Stretch,
+    /// The element type in which both lie there. It may be wider than the one that travels.
+    pub(crate) dtype: Dtype,
 }
 
 /// See the module's text.
@@ -87,7 +89,8 @@ impl Tensors {
             let both = format!("devices {first} and {other} of this process; FARANDOLE_PLANE=staged takes any");
             return Err(Error::local("working on tensors together", std::io::Error::other(both)));
         }
-        let elem_bytes = plan.dtype.size_bytes() as u64;
+        let dtype = input.dtype();
+        let elem_bytes = dtype.size_bytes() as u64;
         let bytes = movement.ends[here.me.index()][part].output * elem_bytes;
         let replaces = matches!(
             plan.collective,
@@ -108,7 +111,7 @@ impl Tensors {
         // Requests that were submitted together share an event.
         let is_new = |ready: &&Event| self.ready.last().is_none_or(|last| last.handle() != ready.handle());
         self.ready.extend(pending.ready.as_ref().filter(is_new).cloned());
-        self.tensors.push(Tensor { input, output: Stretch { address, bytes } });
+        self.tensors.push(Tensor { input, output: Stretch { address, bytes }, dtype });
         self.results.push(made);
         Ok(())
     }

@@ -31,6 +31,8 @@ pub(super) struct Scaled {
     pub(super) source: u64,
     pub(super) target: u64,
     pub(super) elems: u64,
+    /// The element type of the tensor at one end; the other end has the one that travels.
+    pub(super) dtype: Dtype,
 }
 
 /// See the module's text.
@@ -94,10 +96,11 @@ impl Building<'_> {
         if let [tensor] = self.tensors
             && parts.len() == 1
             && !self.must_pack(prescale)
+            && tensor.dtype == self.plan.dtype
         {
             let (source, target) = (tensor.input.address, tensor.output.address);
             self.program.calls.push(Call::AllReduce { source, target, elems, reduction });
-            self.program.unpacking.push(Scaled { source: target, target, elems });
+            self.program.unpacking.push(self.scaled(target, target, elems));
             return;
         }
         let all = self.take(self.bytes(elems));
@@ -106,8 +109,9 @@ impl Building<'_> {
         }
         for (part, tensor) in parts.iter().zip(self.tensors) {
             let (place, elems) = (all + self.bytes(part.span.start), part.span.len);
-            self.program.packing.push(Scaled { source: tensor.input.address, target: place, elems });
-            self.program.unpacking.push(Scaled { source: place, target: tensor.output.address, elems });
+            let dtype = tensor.dtype;
+            self.program.packing.push(Scaled { source: tensor.input.address, target: place, elems, dtype });
+            self.program.unpacking.push(Scaled { source: place, target: tensor.output.address, elems, dtype });
         }
         self.program.calls.push(Call::AllReduce { source: all, target: all, elems, reduction });
     }
@@ -122,7 +126,7 @@ impl Building<'_> {
         };
         self.program.calls.push(Call::Reduce { source, target, elems, reduction, root });
         if root == self.me() {
-            self.program.unpacking.push(Scaled { source: target, target, elems });
+            self.program.unpacking.push(self.scaled(target, target, elems));
         }
     }
 
@@ -188,7 +192,7 @@ impl Building<'_> {
             }
         }
         if !self.tensors.is_empty() {
-            self.program.unpacking.push(Scaled { source: target, target, elems: mine });
+            self.program.unpacking.push(self.scaled(target, target, mine));
         }
     }
 
@@ -217,10 +221,15 @@ impl Building<'_> {
         }
         let place = self.take(self.bytes(elems));
         match input {
-            Some(source) => self.program.packing.push(Scaled { source, target: place, elems }),
+            Some(source) => self.program.packing.push(self.scaled(source, place, elems)),
             None => self.program.neutral.push((place, elems)),
         }
         place
+    }
+
+    /// Elements of the type that travels at both ends.
+    fn scaled(&self, source: u64, target: u64, elems: u64) -> Scaled {
+        Scaled { source, target, elems, dtype: self.plan.dtype }
     }
 
     fn must_pack(&self, prescale: f64) -> bool {
@@ -285,6 +294,7 @@ mod tests {
         let tensor = |part: usize| Tensor {
             input: Stretch { address: 1000 * (part as u64 + 1), bytes: 4 },
             output: Stretch { address: 1000 * (part as u64 + 1), bytes: 4 },
+            dtype: plan.dtype,
         };
         let has_joined = plan.parts[0].item.joined.contains(&here.me);
         let tensors: Vec<Tensor> = (0..plan.parts.len()).filter(|_| !has_joined).map(tensor).collect();

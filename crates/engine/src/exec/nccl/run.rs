@@ -279,7 +279,8 @@ impl NcclRun {
         self.program = program(packed.map_err(|error| local("allocating a fusion buffer", error))?);
         let queued = self.program.write_neutral(&self.plan, opened).and_then(|()| {
             let prescale = self.plan.collective.reduction().map_or(1.0, |(_, prescale, _)| prescale);
-            queue_scaled(&opened.stream, self.plan.dtype, &self.program.packing, prescale, Finish::Nothing)?;
+            let types = |tensor| (tensor, self.plan.dtype);
+            queue_scaled(&opened.stream, types, &self.program.packing, prescale, Finish::Nothing)?;
             opened.stream.copy(&self.program.copies)
         });
         // From here on something may be in the stream.
@@ -296,7 +297,8 @@ impl NcclRun {
             Some((op, _, postscale)) => Finish::new(self.plan.dtype, op, self.here.size as u64, postscale),
             None => Finish::Nothing,
         };
-        let unpacked = queue_scaled(&opened.stream, self.plan.dtype, &self.program.unpacking, 1.0, finish);
+        let types = |tensor| (self.plan.dtype, tensor);
+        let unpacked = queue_scaled(&opened.stream, types, &self.program.unpacking, 1.0, finish);
         let event = opened.stream.record();
         if let Ok(event) = &event {
             (self.last, self.rings) = (Some(event.clone()), false);
@@ -388,31 +390,47 @@ fn may_be_a_peers(error: &DeviceError) -> bool {
 }
 
 /// Queues copies of elements that are scaled and finished on the way. Where there is nothing to do to them, elements
-/// that stay where they are need no work.
+/// that stay where they are need no work. `types` says from which type to which one, for tensors of a type.
 fn queue_scaled(
     stream: &Stream,
-    dtype: Dtype,
+    types: impl Fn(Dtype) -> (Dtype, Dtype),
     scaled: &[Scaled],
     prescale: f64,
     finish: Finish,
 ) -> std::result::Result<(), DeviceError> {
-    let scaled = scaled.iter().filter(|one| one.elems > 0);
-    if prescale == 1.0 && finish == Finish::Nothing && dtype != Dtype::Bool {
+    // A bucket has few types: one, or those that travel as one.
+    let mut left: Vec<&Scaled> = scaled.iter().filter(|one| one.elems > 0).collect();
+    while let Some(first) = left.first() {
+        let dtype = first.dtype;
+        let (alike, others) = left.into_iter().partition::<Vec<&Scaled>, _>(|one| one.dtype == dtype);
+        queue_alike(stream, types(dtype), &alike, prescale, finish)?;
+        left = others;
+    }
+    Ok(())
+}
+
+fn queue_alike(
+    stream: &Stream,
+    (dtype, stored): (Dtype, Dtype),
+    scaled: &[&Scaled],
+    prescale: f64,
+    finish: Finish,
+) -> std::result::Result<(), DeviceError> {
+    if prescale == 1.0 && finish == Finish::Nothing && dtype != Dtype::Bool && dtype == stored {
         let bytes = |one: &Scaled| one.elems * dtype.size_bytes() as u64;
         let copies: Vec<DeviceCopy> = scaled
+            .iter()
             .filter(|one| one.source != one.target)
             .map(|one| DeviceCopy { source: one.source, target: one.target, bytes: bytes(one) })
             .collect();
         return stream.copy(&copies);
     }
-    let (elems, addresses): (Vec<u64>, Vec<[u64; 2]>) = scaled.map(|one| (one.elems, [one.source, one.target])).unzip();
-    if elems.is_empty() {
-        return Ok(());
-    }
+    let (elems, addresses): (Vec<u64>, Vec<[u64; 2]>) =
+        scaled.iter().map(|one| (one.elems, [one.source, one.target])).unzip();
     // Of one contribution every operation but an average makes what it is; for bool "any" makes it zero or one.
     stream.fold(&DeviceFold {
         dtype,
-        stored: dtype,
+        stored,
         op: ReduceOp::Sum,
         prescale,
         finish,

@@ -12,7 +12,7 @@ use farandole_device::{Device, DeviceCopy, Uuid};
 use farandole_engine::config::DevicePlaneChoice;
 use farandole_engine::{Engine, Hooks, OpenDevice, Outcome, Submission};
 use farandole_plan::{Dtype, Request};
-use farandole_tensor::Region;
+use farandole_tensor::{Finish, OwnedBytes, Region, copy_finished};
 
 /// Looks at an event before it happens.
 const DELAY_LOOKS: u32 = 3;
@@ -98,6 +98,24 @@ pub fn when_there(mut outcome: Outcome) -> Outcome {
 /// The same in memory that other ranks cannot map.
 pub fn moved_to_private_memory(submission: Submission) -> Submission {
     on_device(submission, private())
+}
+
+/// The same with halves held in single precision: the request still says halves.
+pub fn held_as_singles(mut submission: Submission) -> Submission {
+    let widened = |region: Region| {
+        let bytes = widened(region.as_bytes(), region.dtype());
+        Region::from_owned_bytes(OwnedBytes::from_slice(&bytes), Dtype::F32)
+    };
+    submission.input = submission.input.map(widened);
+    submission.output = submission.output.map(widened);
+    submission
+}
+
+/// Halves as singles.
+pub fn widened(bytes: &[u8], dtype: Dtype) -> Vec<u8> {
+    let mut singles = vec![0; bytes.len() / dtype.size_bytes() * 4];
+    copy_finished(&mut singles, Dtype::F32, bytes, dtype, Finish::Nothing);
+    singles
 }
 
 fn on_device(mut submission: Submission, device: &Device) -> Submission {
