@@ -51,6 +51,12 @@ pub(crate) fn prefers_nccl(lookup: impl Fn(&'static str) -> Option<String>) -> b
     settings::PLANE.written(&lookup).is_none() && settings::GPU_OPERATIONS.written(&lookup).is_some_and(says_nccl)
 }
 
+/// Whether NCCL refuses ranks that share a GPU, so many each: it does, unless it is told to take them for ranks of
+/// different hosts, or to allow it.
+pub(crate) fn nccl_refuses(ranks_per_gpu: u64, is_set: impl Fn(&str) -> bool) -> bool {
+    ranks_per_gpu > 1 && !["NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE"].into_iter().any(is_set)
+}
+
 fn open_nccl(files: &[PathBuf]) -> Result<SharedLibrary> {
     let chosen = settings::NCCL_LIBRARY.in_environment().map(PathBuf::from);
     nccl::open(&NcclPlaces { chosen, others: files.to_vec() })
@@ -59,6 +65,12 @@ fn open_nccl(files: &[PathBuf]) -> Result<SharedLibrary> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_that_share_a_gpu_have_no_nccl_unless_it_is_told_to_take_them() {
+        assert!(nccl_refuses(2, |_| false) && !nccl_refuses(1, |_| false) && !nccl_refuses(0, |_| false));
+        assert!(!nccl_refuses(2, |name| name == "NCCL_HOSTID"));
+    }
 
     #[test]
     fn horovods_name_counts_where_ours_is_not_set() {

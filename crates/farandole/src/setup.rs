@@ -21,7 +21,7 @@ use farandole_engine::connector::ProcessConnector;
 use farandole_engine::plane::Plane;
 use farandole_engine::tables::Shelf;
 use farandole_engine::{AbortHandle, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, OpenDevice, Stacks};
-use farandole_plan::{Rank, Topology};
+use farandole_plan::{Rank, ReduceOp, Topology};
 use farandole_settings as settings;
 use farandole_trace::live::Sampler;
 use farandole_trace::{Identity, Recorder};
@@ -30,7 +30,7 @@ use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
 use farandole_transport::{Countdown, Protection};
 
-use crate::accelerators::{devices_of, nccl_of, prefers_nccl};
+use crate::accelerators::{devices_of, nccl_of, nccl_refuses, prefers_nccl};
 use crate::bond::Bond;
 use crate::elastic::Member;
 use crate::error::{Error, Result};
@@ -162,9 +162,16 @@ impl Setup {
         let table = measured::adopt(&mut communicator, &shelf).map_err(lost)?;
         let (recorder, stacks, on_stall) = (Some(Arc::clone(records.recorder())), self.stacks, self.on_stall);
         let devices = devices.filter(|_| peers.all_have_devices);
-        let nccl = nccl.ok().filter(|_| peers.nccl.is_ok());
         if devices.is_some() && config.ranks_per_gpu == 0 {
             config.ranks_per_gpu = ranks_per_gpu(topology.local_size(peers.environment.rank));
+        }
+        let mut nccl = nccl.ok().filter(|_| peers.nccl.is_ok());
+        // All ranks come to this or none does: they have said the same.
+        let may_do_without = matches!(config.plane, DevicePlaneChoice::Auto | DevicePlaneChoice::PreferNccl);
+        if nccl.is_some() && devices.is_some() && may_do_without {
+            let mut refused = [u8::from(nccl_refuses(config.ranks_per_gpu, |name| std::env::var_os(name).is_some()))];
+            communicator.allreduce(&mut refused, ReduceOp::Max).map_err(|error| lost(error.into()))?;
+            nccl = nccl.filter(|_| refused == [0]);
         }
         let hooks = Hooks { table, recorder, stacks, on_stall, planes: self.planes, devices, nccl };
         let engine = Engine::start_with(peers.connector(options, 1), config, hooks);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::algorithm::{Algorithm, Tuning};
 use crate::cost::Rates;
-use crate::table::{Class, Form, Table, Way};
+use crate::table::{Class, DeviceWay, Form, Table, Way};
 use crate::topology::Topology;
 
 /// What the ranks have besides messages.
@@ -198,6 +198,8 @@ struct Measured {
     algorithms: [Vec<Algorithm>; 3],
     /// By [`Formed`] and rung; `None` where the table does not say.
     forms: [Vec<Option<Form>>; 2],
+    /// By rung; `None` where the table does not say.
+    on_devices: Vec<Option<DeviceWay>>,
 }
 
 impl Choices {
@@ -241,6 +243,11 @@ impl Choices {
         fits
     }
 
+    /// The way of an allreduce in device memory that was measured to be faster, if one was.
+    pub fn on_devices(&self, bytes: u64) -> Option<DeviceWay> {
+        self.measured.as_ref().and_then(|measured| measured.on_devices[rung_of(bytes)])
+    }
+
     /// Sizes for a schedule of this collective by messages: as they are, or changed so that the schedule takes the form
     /// that was faster.
     pub fn tuned(&self, formed: Formed, bytes: u64, tuning: Tuning) -> Tuning {
@@ -262,18 +269,30 @@ impl Measured {
         });
         let forms = [Formed::Allgather, Formed::Broadcast]
             .map(|formed| sizes().map(|bytes| form(&table, formed, bytes, topology)).collect());
-        Measured { hash: table.hash(), table, algorithms, forms }
+        let on_devices = sizes().map(|bytes| on_devices(&table, bytes, topology)).collect();
+        Measured { hash: table.hash(), table, algorithms, forms, on_devices }
     }
 }
 
 /// The form that the table prefers, if it has measured both and prefers one by more than the margin.
 fn form(table: &Table, formed: Formed, bytes: u64, topology: &Topology) -> Option<Form> {
-    let time_us = |form| table.time_us(formed.way(form), bytes, topology, &Rates::TYPICAL);
-    let (steps_us, bytes_us) = (time_us(Form::FewSteps)?, time_us(Form::FewBytes)?);
-    if steps_us < bytes_us * (1.0 - MARGIN) {
-        Some(Form::FewSteps)
-    } else if bytes_us < steps_us * (1.0 - MARGIN) {
-        Some(Form::FewBytes)
+    faster([Form::FewSteps, Form::FewBytes], |form| table.time_us(formed.way(form), bytes, topology, &Rates::TYPICAL))
+}
+
+/// The way in device memory that the table prefers, as [`form`].
+fn on_devices(table: &Table, bytes: u64, topology: &Topology) -> Option<DeviceWay> {
+    faster([DeviceWay::Own, DeviceWay::Nccl], |way| {
+        table.time_us(Way::OnDevices(way), bytes, topology, &Rates::TYPICAL)
+    })
+}
+
+/// Which of two has the lesser time, by more than the margin.
+fn faster<T: Copy>([one, other]: [T; 2], time_us: impl Fn(T) -> Option<f64>) -> Option<T> {
+    let (one_us, other_us) = (time_us(one)?, time_us(other)?);
+    if one_us < other_us * (1.0 - MARGIN) {
+        Some(one)
+    } else if other_us < one_us * (1.0 - MARGIN) {
+        Some(other)
     } else {
         None
     }
@@ -387,6 +406,29 @@ mod tests {
         let chosen = |means| choose(Some(&table), 1000, &topology, means, &Rates::TYPICAL, &AlgorithmLimits::default());
         assert_eq!(chosen(WINDOWS), Algorithm::WindowTiles);
         assert_eq!(chosen(NOTHING), Algorithm::Ring);
+    }
+
+    #[test]
+    fn in_device_memory_the_way_that_was_clearly_faster_is_taken() {
+        let topology = Topology::one_host(2);
+        let mut table = Table::new(Class::of(&topology));
+        let (own, nccl) = (Way::OnDevices(DeviceWay::Own), Way::OnDevices(DeviceWay::Nccl));
+        for (way, bytes, time_us) in
+            [(own, 1 << 10, 20.0), (nccl, 1 << 10, 30.0), (own, 1 << 20, 100.0), (nccl, 1 << 20, 99.0)]
+        {
+            table.insert(Measurement { way, bytes, time_us });
+        }
+        let chosen = |table: &Table, bytes| {
+            Choices::new(Some(table.clone().into()), &topology, AlgorithmLimits::default()).on_devices(bytes)
+        };
+        assert_eq!((chosen(&table, 1 << 10), chosen(&table, 1 << 20)), (Some(DeviceWay::Own), None));
+        table.insert(Measurement { way: nccl, bytes: 1 << 20, time_us: 80.0 });
+        assert_eq!(chosen(&table, 1 << 28), Some(DeviceWay::Nccl));
+        let mut other = Table::new(Class::of(&topology));
+        other.insert(Measurement { way: own, bytes: 1 << 10, time_us: 1.0 });
+        assert_eq!(chosen(&other, 1 << 10), None, "one way alone is no choice");
+        other.complete_with(&table);
+        assert_eq!(other.points().len(), 3, "what it says itself stays");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::algorithm::{self, Algorithm, Tuning};
 use crate::choose::{Choices, Formed, Means};
 use crate::fuse::BucketPlan;
 use crate::item::Placement;
+use crate::table::DeviceWay;
 use crate::{Collective, Dtype, Rank, ReduceOp, Schedule, Span, Topology};
 
 /// Where a bucket's bytes are reduced. See the module's text.
@@ -51,9 +52,8 @@ pub struct DeviceReach {
 }
 
 impl DeviceReach {
-    /// The plane that carries out a collective on tensors of this type in device memory, if there is one. Where there
-    /// are both, size does not count: on one host kernels that read where the tensors lie were faster than NCCL at
-    /// every size (docs/gpu.md).
+    /// The plane that carries out a collective on tensors of this type in device memory, if there is one and nothing
+    /// was measured: the own one where it reaches all ranks, then NCCL, then the own one in shards.
     pub fn plane(self, collective: &Collective, dtype: Dtype) -> Option<Plane> {
         let own = self.own && works_on_devices(collective);
         let nccl = self.nccl && nccl_carries(collective, dtype);
@@ -61,11 +61,25 @@ impl DeviceReach {
             (true, true) if self.prefers_nccl => Some(Plane::Nccl),
             (true, _) => Some(Plane::Device),
             (false, true) => Some(Plane::Nccl),
-            (false, false) => {
-                let folds = matches!(collective, Collective::Allreduce { op, .. } if *op != ReduceOp::Adasum);
-                (self.across && folds).then_some(Plane::Device)
-            }
+            (false, false) => self.crosses_hosts(collective).then_some(Plane::Device),
         }
+    }
+
+    /// The same for an allreduce where a table says which way is faster at its size. Whoever prefers NCCL gets it.
+    fn measured_plane(self, collective: &Collective, dtype: Dtype, faster: Option<DeviceWay>) -> Option<Plane> {
+        let carries_own = self.own && works_on_devices(collective) || self.crosses_hosts(collective);
+        let carries_nccl = self.nccl && nccl_carries(collective, dtype);
+        let is_measured = matches!(collective, Collective::Allreduce { .. }) && !self.prefers_nccl;
+        match faster.filter(|_| is_measured && carries_own && carries_nccl) {
+            Some(DeviceWay::Own) => Some(Plane::Device),
+            Some(DeviceWay::Nccl) => Some(Plane::Nccl),
+            None => self.plane(collective, dtype),
+        }
+    }
+
+    /// Whether the own plane carries this between hosts.
+    fn crosses_hosts(self, collective: &Collective) -> bool {
+        self.across && matches!(collective, Collective::Allreduce { op, .. } if *op != ReduceOp::Adasum)
     }
 }
 
@@ -126,7 +140,8 @@ pub struct Reach {
 /// If its tensors lie in device memory and the group has no plane for that.
 pub fn choose(plan: &BucketPlan, reach: Reach, offers: &[Offer], choices: &Choices) -> Plane {
     if plan.device == Placement::Gpu {
-        let plane = reach.devices.plane(&plan.collective, plan.dtype);
+        let faster = choices.on_devices(Plane::Device.bytes(plan));
+        let plane = reach.devices.measured_plane(&plan.collective, plan.dtype, faster);
         return plane.expect("invariant: whoever submits device memory has asked for its plane");
     }
     if let Some(added) = offers.iter().position(|offer| offer.carries(plan)) {
@@ -347,6 +362,24 @@ mod tests {
             assert_eq!(reach.plane(&Collective::Allgather, Dtype::I16), of_moved_shorts, "{reach:?}");
             assert_eq!(reach.plane(&adasum, Dtype::F32), None, "{reach:?}");
         }
+    }
+
+    #[test]
+    fn a_measured_table_chooses_between_the_planes_that_carry_an_allreduce() {
+        let sum = Collective::Allreduce { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 };
+        let one_host = DeviceReach { own: true, across: true, nccl: true, prefers_nccl: false };
+        let hosts = DeviceReach { own: false, ..one_host };
+        let (own, nccl) = (Some(Plane::Device), Some(Plane::Nccl));
+        for (reach, unmeasured) in [(one_host, own), (hosts, nccl)] {
+            let plane = |faster| reach.measured_plane(&sum, Dtype::F32, faster);
+            assert_eq!([None, Some(DeviceWay::Own), Some(DeviceWay::Nccl)].map(plane), [unmeasured, own, nccl]);
+            assert_eq!(reach.measured_plane(&Collective::Allgather, Dtype::F32, Some(DeviceWay::Nccl)), unmeasured);
+            let wants_nccl = DeviceReach { prefers_nccl: true, ..reach };
+            assert_eq!(wants_nccl.measured_plane(&sum, Dtype::F32, Some(DeviceWay::Own)), nccl);
+            let has_none = DeviceReach { nccl: false, ..reach };
+            assert_eq!(has_none.measured_plane(&sum, Dtype::F32, Some(DeviceWay::Nccl)), own);
+        }
+        assert_eq!(one_host.measured_plane(&sum, Dtype::I16, Some(DeviceWay::Nccl)), own, "NCCL adds no shorts");
     }
 
     #[test]

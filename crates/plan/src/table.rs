@@ -64,6 +64,15 @@ pub enum Form {
     FewBytes,
 }
 
+/// The two ways to carry out an allreduce of tensors in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeviceWay {
+    /// By our own kernels, on memory that the ranks map; between hosts in shards.
+    Own,
+    /// By NCCL.
+    Nccl,
+}
+
 /// A way to carry out a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Way {
@@ -73,6 +82,8 @@ pub enum Way {
     Allgather(Form),
     /// A broadcast by messages in this form.
     Broadcast(Form),
+    /// An allreduce in device memory.
+    OnDevices(DeviceWay),
 }
 
 impl Way {
@@ -84,6 +95,8 @@ impl Way {
             Way::Allgather(Form::FewBytes) => "allgather-few-bytes",
             Way::Broadcast(Form::FewSteps) => "broadcast-few-steps",
             Way::Broadcast(Form::FewBytes) => "broadcast-few-bytes",
+            Way::OnDevices(DeviceWay::Own) => "devices-own",
+            Way::OnDevices(DeviceWay::Nccl) => "devices-nccl",
         }
     }
 }
@@ -100,7 +113,8 @@ impl FromStr for Way {
     fn from_str(word: &str) -> Result<Way, UnknownAlgorithm> {
         let formed =
             [Form::FewSteps, Form::FewBytes].into_iter().flat_map(|form| [Way::Allgather(form), Way::Broadcast(form)]);
-        match formed.into_iter().find(|way| way.word() == word) {
+        let on_devices = [DeviceWay::Own, DeviceWay::Nccl].map(Way::OnDevices);
+        match formed.into_iter().chain(on_devices).find(|way| way.word() == word) {
             Some(way) => Ok(way),
             None => word.parse().map(Way::Allreduce),
         }
@@ -144,6 +158,17 @@ impl Table {
             Ok(index) => self.points[index] = point,
             Err(index) => self.points.insert(index, point),
         }
+    }
+
+    /// Adds what another table of the same class says of ways that this one says nothing of.
+    ///
+    /// # Panics
+    /// If it is of another class.
+    pub fn complete_with(&mut self, other: &Table) {
+        assert_eq!(self.class, other.class, "tables of one class");
+        let is_known = |way: Way| self.points.iter().any(|point| point.way == way);
+        let added: Vec<Measurement> = other.points.iter().filter(|point| !is_known(point.way)).copied().collect();
+        added.into_iter().for_each(|point| self.insert(point));
     }
 
     /// All measurements.

@@ -15,7 +15,7 @@ mod limit;
 mod line;
 pub(crate) mod machine;
 mod named;
-mod on_device;
+pub(crate) mod on_device;
 pub(crate) mod ours;
 mod pattern;
 pub(crate) mod placement;

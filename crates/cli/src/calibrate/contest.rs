@@ -4,12 +4,13 @@
 //! the engine's mapped buffer keep their built-in choice, because what that costs begins with the packing: measured
 //! without it, the mapped algorithm seemed twice as fast at 16 KB, and through the engine it was slower. Allgather and
 //! broadcast have a choice between hosts alone, and only from three ranks on; with two their forms are the same
-//! messages. Reducescatter, alltoall and barrier have one way each.
+//! messages. Reducescatter, alltoall and barrier have one way each. In device memory an allreduce has two, which are
+//! measured apart (`on_devices`).
 
 use anyhow::{Result, ensure};
 use farandole::{Algorithm, Communicator, Dtype, Rank, ReduceOp};
 use farandole_plan::choose::{AlgorithmLimits, Choices, Formed, Means};
-use farandole_plan::table::{Class, Form, Measurement, Table, Way};
+use farandole_plan::table::{Class, DeviceWay, Form, Measurement, Table, Way};
 use farandole_plan::{Topology, Tuning};
 
 /// One collective with several ways.
@@ -26,9 +27,18 @@ pub(super) struct Contest {
 enum Stake {
     Direct,
     Formed(Formed),
+    /// With what is taken where nothing was measured.
+    OnDevices(DeviceWay),
 }
 
 impl Contest {
+    /// That of allreduces in device memory, on one host or several.
+    pub(super) fn on_devices(one_host: bool) -> Contest {
+        let ways = DEVICE_WAYS.map(Way::OnDevices).to_vec();
+        let built_in = if one_host { DeviceWay::Own } else { DeviceWay::Nccl };
+        Contest { title: "allreduce in device memory", ways, stake: Stake::OnDevices(built_in) }
+    }
+
     /// The contests on this placement. The same on all ranks.
     pub(super) fn all(communicator: &Communicator) -> Vec<Contest> {
         let topology = communicator.topology();
@@ -61,6 +71,7 @@ impl Contest {
                 let tuning = choices.tuned(formed, bytes, Tuning::for_dtype(Dtype::F32));
                 formed.way(if elems <= tuning.small_elems { Form::FewSteps } else { Form::FewBytes })
             }
+            Stake::OnDevices(built_in) => Way::OnDevices(choices.on_devices(bytes).unwrap_or(built_in)),
         }
     }
 
@@ -70,6 +81,9 @@ impl Contest {
         self.chosen(bytes, &choices, |bytes| communicator.algorithm_for(bytes))
     }
 }
+
+/// The ways of allreduces in device memory.
+pub(super) const DEVICE_WAYS: [DeviceWay; 2] = [DeviceWay::Own, DeviceWay::Nccl];
 
 /// Elements are float32, which most gradients are.
 const ELEM_BYTES: u64 = 4;
@@ -90,7 +104,7 @@ pub(super) fn only(way: Way, topology: &Topology) -> Table {
     let mut enter = |way, time_us| table.insert(Measurement { way, bytes: 1, time_us });
     enter(way, 1.0);
     match way {
-        Way::Allreduce(_) => {}
+        Way::Allreduce(_) | Way::OnDevices(_) => {}
         Way::Allgather(Form::FewSteps) => enter(Way::Allgather(Form::FewBytes), 2.0),
         Way::Allgather(Form::FewBytes) => enter(Way::Allgather(Form::FewSteps), 2.0),
         Way::Broadcast(Form::FewSteps) => enter(Way::Broadcast(Form::FewBytes), 2.0),
@@ -117,6 +131,7 @@ impl Arena {
     pub(super) fn run(&mut self, communicator: &mut Communicator, way: Way) -> Result<()> {
         match way {
             Way::Allreduce(_) => communicator.allreduce(&mut self.own, ReduceOp::Sum)?,
+            Way::OnDevices(_) => unreachable!("device memory is measured through the engine"),
             Way::Broadcast(_) => communicator.broadcast(&mut self.own, Rank(0))?,
             Way::Allgather(_) => {
                 let counts = self.counts(communicator.size());
@@ -136,7 +151,7 @@ impl Arena {
         self.run(communicator, way)?;
         let sum = (size * (size + 1)) as f32 / 2.0;
         let right = match way {
-            Way::Allreduce(_) => self.own.iter().all(|&x| x == sum),
+            Way::Allreduce(_) | Way::OnDevices(_) => self.own.iter().all(|&x| x == sum),
             Way::Broadcast(_) => self.own.iter().all(|&x| x == 1.0),
             Way::Allgather(_) => {
                 let owners = self.counts(size).into_iter().enumerate();
@@ -176,6 +191,7 @@ mod tests {
                     Way::Allreduce(_) => Stake::Direct,
                     Way::Allgather(_) => Stake::Formed(Formed::Allgather),
                     Way::Broadcast(_) => Stake::Formed(Formed::Broadcast),
+                    Way::OnDevices(way) => Stake::OnDevices(way),
                 };
                 let contest = Contest { title: "", ways: vec![way], stake };
                 let direct = |bytes: usize| choices.allreduce(bytes as u64, Means::default());

@@ -16,7 +16,7 @@ use super::contest::{Arena, Contest, only};
 use super::verdict::{Standing, standing};
 
 /// Rounds of each way at each size. With seven, a way that is no faster wins all but one of them once in sixteen times.
-const ROUNDS: usize = 7;
+pub(super) const ROUNDS: usize = 7;
 
 /// Iterations of the first try, which only says how long one takes.
 const TRY_ITERATIONS: usize = 3;
@@ -192,7 +192,7 @@ pub(super) fn lower_quartile(rounds_us: &[f64]) -> f64 {
     sorted.get(sorted.len() / 4).copied().unwrap_or(f64::INFINITY)
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }

@@ -1,7 +1,7 @@
 //! `farandole calibrate`: finds out which algorithms are fastest here, and keeps it for later jobs.
 //!
 //! With `-np` this process launches a job of itself; inside a job, whoever has started it, it is a rank. The
-//! ranks measure (`contest`, `measure`) as one program: after each round all of them hold the same times, so all take
+//! ranks measure (`contest`, `measure`, `on_devices`) as one program: after each round all of them hold the same times, so all take
 //! the same decisions without a driver. Rank 0 judges (`verdict`), puts the table on the shelf and prints what was
 //! found (`summary`).
 //!
@@ -13,6 +13,7 @@
 
 mod contest;
 mod measure;
+mod on_devices;
 mod summary;
 mod verdict;
 
@@ -22,11 +23,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use farandole::{Setup, World};
 use farandole_cluster::Environment;
 use farandole_cluster::launch::{self, JobPlacement, JobSpec, Prefix};
-use farandole_engine::tables::{Shelf, VARIABLE, this_machine};
+use farandole_engine::tables::{Found, Shelf, VARIABLE, this_machine};
 
 use crate::bench::machine::Machine;
 use crate::bench::placement::BenchPlacement;
@@ -46,6 +47,7 @@ const MAX_RANKS: usize = 1024;
 #[command(after_help = "Examples:
   farandole calibrate -np 2
   FARANDOLE_TABLES=/shared/tables farandole calibrate -np 8
+  farandole calibrate -np 8 --device cuda
   FARANDOLE_TABLES=off python train.py            (do without)")]
 pub(crate) struct CalibrateArgs {
     /// Number of ranks (also written -np), all on this machine. Leave it out inside a job, where the launcher says it.
@@ -56,6 +58,10 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, default_value = "4..64M", value_name = "SIZES")]
     sizes: Sizes,
 
+    /// Measure allreduces in the memory of GPUs instead: by our own kernels and by NCCL, which all ranks must have.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<CalibratedDevice>,
+
     /// Time to spend, in seconds, about.
     #[arg(long, default_value_t = 12.0, value_name = "SECONDS")]
     seconds: f64,
@@ -64,6 +70,13 @@ pub(crate) struct CalibrateArgs {
     /// out: such a table is not put into the user's cache, so FARANDOLE_TABLES must say where.
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     hosts: usize,
+}
+
+/// Devices whose memory can be calibrated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CalibratedDevice {
+    /// NVIDIA's.
+    Cuda,
 }
 
 /// Starts the ranks, or is one.
@@ -96,6 +109,9 @@ fn start(args: &CalibrateArgs, ranks: usize) -> Result<ExitCode> {
     let mut command: Vec<OsString> = vec![this_program()?.into()];
     let (sizes, seconds, hosts) = (sizes.join(","), args.seconds.to_string(), args.hosts.to_string());
     command.extend(["calibrate", "--sizes", &sizes, "--seconds", &seconds, "--hosts", &hosts].map(OsString::from));
+    if args.device.is_some() {
+        command.extend(["--device", "cuda"].map(OsString::from));
+    }
     let here = std::env::current_dir().context("finding the current directory")?;
     let mut spec = JobSpec::new(JobPlacement::here(ranks)?, command, here);
     spec.output.prefix = Prefix::None;
@@ -109,12 +125,22 @@ fn rank(args: &CalibrateArgs, environment: &Environment) -> Result<()> {
         placement.enter(rank, placement.host_of(rank))?;
     }
     let load = Machine::this().load;
-    let mut world = Setup { tables: Some(Shelf::OFF), ..Setup::default() }.init()?;
     let began = Instant::now();
     let effort = Effort { seconds_per_size: args.seconds / args.sizes.0.len().max(1) as f64 };
-    let contests = Contest::all(world.communicator());
-    let sizes = contest::whole_elements(&args.sizes.0, world.size());
-    let times = measure::all(world.communicator(), &contests, &sizes, effort)?;
+    let sizes = contest::whole_elements(&args.sizes.0, environment.size);
+    let (mut world, contests, times) = match args.device {
+        Some(CalibratedDevice::Cuda) => {
+            let (mut world, times) = on_devices::measure(&sizes, effort)?;
+            let one_host = world.communicator().is_one_host();
+            (world, vec![Contest::on_devices(one_host)], times)
+        }
+        None => {
+            let mut world = Setup { tables: Some(Shelf::OFF), ..Setup::default() }.init()?;
+            let contests = Contest::all(world.communicator());
+            let times = measure::all(world.communicator(), &contests, &sizes, effort)?;
+            (world, contests, times)
+        }
+    };
     if world.rank() > 0 {
         return Ok(());
     }
@@ -122,9 +148,13 @@ fn rank(args: &CalibrateArgs, environment: &Environment) -> Result<()> {
 }
 
 fn conclude(world: &mut World, contests: &[Contest], times: &measure::Times, load: f64, began: Instant) -> Result<()> {
-    let verdict = verdict::of(world.communicator(), contests, times);
-    let machine = this_machine();
-    let file = Shelf::from_env().put(&machine, &verdict.table).context("the table could not be kept")?;
+    let mut verdict = verdict::of(world.communicator(), contests, times);
+    let (machine, shelf) = (this_machine(), Shelf::from_env());
+    // What was measured of host memory says nothing about devices, and the other way round: the one leaves the other.
+    if let Found::Table(before) = shelf.find(&machine, verdict.table.class) {
+        verdict.table.complete_with(&before);
+    }
+    let file = shelf.put(&machine, &verdict.table).context("the table could not be kept")?;
     let mut text = summary::heading(&machine, &verdict.table, load, began.elapsed());
     for row in &verdict.contests {
         text.push_str(&summary::contest(row));
