@@ -214,8 +214,18 @@ fn a_bucket_that_runs_ends_with_the_cause() {
     let wrap = Arc::new(move |_group, mesh, bell: &Bell| plan.wrap(mesh, bell));
     let thread_world = ThreadWorld::new(3, Medium::Pipes(MemoryOptions::default())).with_wrap(wrap);
     let meetings = (0..3).map(|rank| Box::new(thread_world.enter(Rank(rank))) as Box<dyn Connector>);
-    harness::run(meetings.collect(), harness::config(), |engine| {
-        let ringer = (engine.rank() != Rank(2)).then(|| ring_in(Duration::from_millis(50), engine.abort_handle()));
+    let held_up = faults.clone();
+    harness::run(meetings.collect(), harness::config(), move |engine| {
+        let (abort, held_up) = (engine.abort_handle(), held_up.clone());
+        let ringer = (engine.rank() != Rank(2)).then(|| {
+            thread::spawn(move || {
+                // The bucket runs then on rank 0, and soon on the others.
+                while !held_up.has_struck() {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                ring_in(Duration::from_millis(200), abort).join().unwrap()
+            })
+        });
         let error = engine.run(sum("gradient", vec![1f32; 100_000])).unwrap_err();
         check(&error);
         if let Some(ringer) = ringer {
