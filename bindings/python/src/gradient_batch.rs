@@ -50,7 +50,6 @@ impl GradientBatch {
     /// on all ranks, they run together or not at all. With `travel_type` those on devices travel in that narrower type.
     #[new]
     #[pyo3(signature = (members, op, prescale, postscale, group, batch, travel_type=None))]
-    #[expect(clippy::too_many_arguments, reason = "what Python hands over in one call")]
     fn new(
         members: Vec<(String, Vec<u64>, u8)>,
         op: u8,

@@ -53,6 +53,18 @@ fn a_calibrated_table_is_kept_and_used_and_a_damaged_one_is_named() {
 }
 
 #[test]
+fn without_a_gpu_its_memory_is_not_measured_and_nothing_is_kept() {
+    let folder = Folder::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farandole"));
+    command.args(["calibrate", "-np", "2", "--device", "cuda"]);
+    let output = finish(command.env("FARANDOLE_TABLES", &*folder).env("CUDA_VISIBLE_DEVICES", ""), PATIENCE);
+    let said = text(&output.stderr);
+    assert!(!output.status.success());
+    assert!(said.contains("CUDA cannot be used") || said.contains("no GPU"), "{said}");
+    assert!(files(&folder).is_empty());
+}
+
+#[test]
 fn between_hosts_every_way_of_every_collective_is_measured() {
     let folder = Folder::new();
     let words = ["calibrate", "-np", "4", "--hosts", "2", "--sizes", "4,4K", "--seconds", "0.2"];

@@ -1,9 +1,9 @@
 //! `farandole calibrate`: finds out which algorithms are fastest here, and keeps it for later jobs.
 //!
-//! With `-np` this process launches a job of itself; inside a job, whoever has started it, it is a rank. The
-//! ranks measure (`contest`, `measure`, `on_devices`) as one program: after each round all of them hold the same times, so all take
-//! the same decisions without a driver. Rank 0 judges (`verdict`), puts the table on the shelf and prints what was
-//! found (`summary`).
+//! With `-np` this process launches a job of itself; inside a job, whoever has started it, it is a rank. The ranks
+//! measure (`contest`, `measure`, `on_devices`) as one program: after each round all of them hold the same times, so
+//! all take the same decisions without a driver. Rank 0 judges (`verdict`), puts the table on the shelf and prints what
+//! was found (`summary`).
 //!
 //! Algorithms are calibrated by a command and not while a job runs. Measuring at the first start would delay that job,
 //! on a machine where others may be at work. Learning from a job's own operations is no alternative: every rank sees

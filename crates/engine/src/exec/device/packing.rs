@@ -1,7 +1,7 @@
 //! Copies between tensors and a fusion buffer on a device, of which some change the element type: [`Packing`].
 //!
-//! All copies of one kind become one launch, or a few where there are many tensors. Those that change the type are folds
-//! of one contribution (`device::DeviceFold`), so a narrowed element is rounded once, to the nearest.
+//! All copies of one kind become one launch, or a few where there are many tensors. Those that change the type are
+//! folds of one contribution (`device::DeviceFold`), so a narrowed element is rounded once, to the nearest.
 
 use farandole_device::{DeviceCopy, DeviceFold, Result, Stream};
 use farandole_plan::{Dtype, ReduceOp};
