@@ -72,6 +72,52 @@ def test_survivors_of_a_stopped_rank_go_on_without_it() -> None:
     assert "member 1 ends" not in ended.stdout
 
 
+SETS = """
+import os, signal, sys, time
+import torch
+import farandole.torch as hvd
+
+hvd.init(process_sets="dynamic")
+me = int(os.environ["FARANDOLE_ELASTIC_MEMBER"])
+torch.manual_seed(1)
+model = torch.nn.Linear(8, 4)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+made = []
+
+def make_sets():
+    # Somebody may be lost in here, and it is called again.
+    made.append(hvd.add_process_set(list(range(hvd.size() - 1))))
+
+training = hvd.elastic.Training(optimizer, model, policy=make_sets)
+training.join()
+while training.steps < 40:
+    with training.step():
+        if me == 1 and training.steps == 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        if made[-1].included():
+            assert hvd.allreduce(torch.ones(3), op=hvd.Sum, process_set=made[-1]).eq(hvd.size() - 1).all()
+        optimizer.step()
+assert hvd.size() == 2 and len(made) >= 2, (hvd.size(), len(made))
+try:
+    hvd.allreduce(torch.ones(3), process_set=made[0])
+except ValueError as error:
+    assert "before a change of an elastic job" in str(error), error
+else:
+    raise AssertionError("a set of another generation was used")
+training.call(lambda: hvd.allreduce(torch.ones(1)))
+print("member", me, "made", len(made), "sets", flush=True)
+"""
+
+
+def test_process_sets_are_made_anew_after_a_change() -> None:
+    ended = run(SETS, "--min-np", "2", "--reset-limit", "9", "--blacklist-cooldown-range", "100", "100")
+    check(ended)
+    for member in (0, 2):
+        assert f"member {member} made " in ended.stdout, ended.stdout[-3000:]
+
+
 def test_a_function_of_horovod_begins_again_with_its_last_commit() -> None:
     script = """
     import os, signal

@@ -110,8 +110,9 @@ class Training:
         sampler: the `ElasticSampler` of the loader.
         on_loss: what becomes of a step that a lost rank has ended: `"repeat"` deals its samples to the ranks that are
             left, `"drop"` passes over them.
-        policy: called after every change of the job (`LinearScaling`, `KeepTotalBatch`, or a function of yours that
-            makes no collective call).
+        policy: called before the first step and after every change of the job (`LinearScaling`, `KeepTotalBatch`, or a
+            function of yours). It may make collective calls, the same on all ranks: process sets are to be made anew
+            in it. If a rank is lost meanwhile it is called again.
         check_every: look after every so many steps whether processes want to join.
         compare_every: compare the parameters of all ranks after every so many steps (`ParameterCheck`); 0: never.
         evict: whether ranks whose parameters differ leave, and the others go on.
