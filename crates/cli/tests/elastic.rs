@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farandole_testing::Folder;
+use farandole_testing::{Folder, finish};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 /// No job here takes longer unless something hangs.
@@ -400,6 +400,19 @@ fn a_watched_file_names_hosts_and_a_host_that_fails_is_tried_again() {
     let ended = job.finish();
     assert_eq!(ended.code, Some(0), "{}", ended.said());
     assert!(ended.has_said("was lost with the agent of its host"), "{}", ended.said());
+}
+
+#[test]
+fn ranks_of_a_requeued_batch_job_know_how_often_it_was_started_before() {
+    let program = "echo restart $FARANDOLE_RESTART; exit 3";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farandole"));
+    command.args(["run", "-np", "1", "--no-prefix", "--restarts", "1", "sh", "-c", program]);
+    let output = finish(command.env("SLURM_RESTART_COUNT", "2"), Duration::from_secs(60));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    for words in ["restart 2\n", "restart 3\n", "has requeued this job, 2 time(s)", "restart 1 of 1"] {
+        assert!(said.contains(words), "{words:?}: {said}");
+    }
 }
 
 #[test]

@@ -70,6 +70,8 @@ pub(super) fn job_spec_for(
     let mut spec = JobSpec::new(placement, command, working_dir);
     spec.elastic = elastic;
     spec.restarts = args.elastic.restarts.unwrap_or(0);
+    // Slurm counts how often it has put the batch job back into its queue.
+    spec.requeues = lookup("SLURM_RESTART_COUNT").and_then(|count| count.to_str()?.trim().parse().ok()).unwrap_or(0);
     spec.start_timeout = args.settings.value(&settings::START_TIMEOUT, text)?;
     ensure!(!spec.start_timeout.is_zero(), "--start-timeout 0: no job starts in no time");
     spec.silence = args.settings.value(&settings::HEARTBEAT_TIMEOUT, text)?;

@@ -57,6 +57,9 @@ pub struct JobSpec {
     pub elastic: Option<ElasticSpec>,
     /// How often the whole job is started again when it fails.
     pub restarts: u32,
+    /// How often a scheduler has put the job back into its queue and started it again. Ranks find this and the restarts
+    /// so far, together, in their environment.
+    pub requeues: u32,
 }
 
 /// An elastic job: its members come and go while it runs.
@@ -154,6 +157,7 @@ impl JobSpec {
             metrics: None,
             elastic: None,
             restarts: 0,
+            requeues: 0,
         }
     }
 }

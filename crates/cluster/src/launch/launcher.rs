@@ -106,7 +106,7 @@ impl Launcher<'_> {
         let screen = Screen::new(spec.output.clone(), painted(spec.output.colour), spec.placement.size(), writer);
         let live = LivePublisher::open(&spec)?;
         let task_bytes = task.as_ref().map(|(task, _)| task.bytes());
-        let supervision = starts::overseer(&spec, task_bytes, restart, began);
+        let supervision = starts::overseer(&spec, task_bytes, restart + spec.requeues, began);
         let elastic = spec.elastic.clone();
         let discovery = elastic.map(|elastic| Discovery::start(elastic.source, elastic.hosts)).transpose();
         let discovery = discovery.map_err(|error| Error::local("looking for hosts", error))?.flatten();
@@ -125,6 +125,9 @@ impl Launcher<'_> {
             task,
             spec,
         };
+        if restart == 0 && launcher.spec.requeues > 0 {
+            launcher.screen.say(&format!("the scheduler has requeued this job, {} time(s)", launcher.spec.requeues));
+        }
         if restart > 0 {
             let again = format!("the job is started again: restart {restart} of {}", launcher.spec.restarts);
             launcher.screen.say(&again);
@@ -370,7 +373,7 @@ impl Launcher<'_> {
                 Action::StartMembers(host, wanted) => {
                     let line = &mut self.lines[host];
                     wanted.members.iter().for_each(|member| self.live.add(member.rank, &line.name));
-                    let start = starts::of_members(&self.spec, line.is_local, wanted, self.restart);
+                    let start = starts::of_members(&self.spec, line.is_local, wanted, self.restart + self.spec.requeues);
                     if let Some(channel) = &mut line.channel {
                         // A channel that is broken is noticed when it is read.
                         let _ = channel.queue(&encode(&Directive::Start(Box::new(start))));
