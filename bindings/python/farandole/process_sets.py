@@ -110,8 +110,8 @@ def group_for(process_set: ProcessSet, operation: str) -> int:
     if process_set_id is None:
         raise ValueError(
             f"{operation}: {process_set} is not registered. Pass it to hvd.init(process_sets=[...]) or to "
-            "hvd.add_process_set() first; sets of before a hvd.shutdown(), or of before a change of an elastic job, are "
-            "to be registered again."
+            "hvd.add_process_set() first; sets of before a hvd.shutdown(), or of before a change of an elastic job, "
+            "are to be registered again."
         )
     if _native.rank() not in ranks_of(process_set_id):
         raise ValueError(f"{operation}: Rank {_native.rank()} is not a member of the provided process set.")
