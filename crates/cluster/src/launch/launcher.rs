@@ -373,7 +373,8 @@ impl Launcher<'_> {
                 Action::StartMembers(host, wanted) => {
                     let line = &mut self.lines[host];
                     wanted.members.iter().for_each(|member| self.live.add(member.rank, &line.name));
-                    let start = starts::of_members(&self.spec, line.is_local, wanted, self.restart + self.spec.requeues);
+                    let start =
+                        starts::of_members(&self.spec, line.is_local, wanted, self.restart + self.spec.requeues);
                     if let Some(channel) = &mut line.channel {
                         // A channel that is broken is noticed when it is read.
                         let _ = channel.queue(&encode(&Directive::Start(Box::new(start))));

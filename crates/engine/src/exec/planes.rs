@@ -78,6 +78,11 @@ impl Planes {
         Planes { here, choices, fusion_limit_bytes, devices, prepared, barrier, store_policies, offers, hash, added }
     }
 
+    /// Whether a bucket in device memory may take NCCL because it is faster at its size.
+    pub(crate) fn may_take_nccl(&self) -> bool {
+        self.devices.nccl && self.choices.takes_nccl()
+    }
+
     /// Chooses the plane of a bucket, its schedule and its memory; or finds what was chosen the last time.
     pub(crate) fn prepare(&mut self, plan: &BucketPlan, mesh: &Mesh, mapped_bytes: usize) -> Arc<Prepared> {
         match self.prepared.get(&plan.hash) {

@@ -221,10 +221,11 @@ impl Group {
     }
 
     /// Whether what this request asks for can be ordered by devices: in memory that they map, and in the world's order
-    /// (`exec::device::ordered`).
+    /// (`exec::device::ordered`). Which plane its bucket takes is known here only if its size does not count.
     fn lets_run_ahead(&self, request: &Request) -> bool {
         let is_mapped = self.device_reach.plane(&request.collective, request.dtype) == Some(Plane::Device);
-        self.settings.id == GroupId::WORLD && is_mapped && shares_memory(&self.mesh)
+        let is_sure = is_mapped && !self.planes.may_take_nccl();
+        self.settings.id == GroupId::WORLD && is_sure && shares_memory(&self.mesh)
     }
 
     /// Looks whether devices get on with what was queued there.
