@@ -359,6 +359,9 @@ impl Launcher<'_> {
             match action {
                 Action::Send(host, directive) => {
                     if self.task.is_some() && matches!(directive, Directive::Start(_)) {
+                    if let Directive::Found(generation) = &directive {
+                        self.live.entered(generation);
+                    }
                         self.lines[host].fed_bytes = Some(0);
                     }
                     if let Some(channel) = &mut self.lines[host].channel {
