@@ -40,6 +40,7 @@ pub(super) fn overseer(spec: &JobSpec, task_bytes: Option<u64>, restart: u32, no
         max_np: elastic.max_np.unwrap_or(usize::MAX),
         spares: elastic.spares,
         reset_limit: elastic.reset_limit,
+        replace_slow: elastic.replace_slow,
         timeout: elastic.timeout,
         cool_down: elastic.cool_down.map_or(COOL_DOWN, cool_down),
         start_timeout: spec.start_timeout,
@@ -75,7 +76,6 @@ fn starts(spec: &JobSpec, task_bytes: Option<u64>, restart: u32) -> Vec<StartRan
     (0..placement.hosts().len()).map(start).collect()
 }
 
-/// What a host of an elastic job is told to start.
 /// The host that an order is for.
 pub(super) struct TargetHost<'a> {
     /// As the user calls it.
@@ -84,6 +84,7 @@ pub(super) struct TargetHost<'a> {
     pub(super) is_local: bool,
 }
 
+/// What a host of an elastic job is told to start.
 pub(super) fn of_members(spec: &JobSpec, host: TargetHost<'_>, wanted: MembersToStart, restart: u32) -> StartRanks {
     let MembersToStart { members, slots, addresses } = wanted;
     let elastic = spec.elastic.as_ref().map(|elastic| ElasticStart {
@@ -104,11 +105,11 @@ fn order(spec: &JobSpec, host: TargetHost<'_>, restart: u32) -> StartRanks {
         let travelling = variables::travelling(&spec.pass, std::env::vars_os());
         variables.extend(travelling.into_iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())));
     }
-    variables.extend(spec.set.iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())));
     if spec.alias == Alias::Horovod {
         // As `horovodrun` does; scripts of elastic jobs read it.
         variables.push((b"HOROVOD_HOSTNAME".to_vec(), host.name.as_bytes().to_vec()));
     }
+    variables.extend(spec.set.iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())));
     StartRanks {
         ranks: Vec::new(),
         size: spec.placement.size(),
