@@ -9,6 +9,7 @@
 //! What is kept between worlds is here, once in a process: the membership endpoint and the lifeline. A generation in
 //! which somebody is lost before all are connected is left at once for the next one (`setup`).
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,6 +38,9 @@ pub(crate) struct Member {
     founded: Mutex<Option<Arc<Generation>>>,
     /// How it has come to the generation that it is in, or on the way to. Locked by whoever calls `init`.
     passage: Mutex<Passage>,
+    /// What the launcher or this host's agent first told of the ends of others: more than that a connection was closed.
+    /// Written by the lifeline's thread, read by whoever calls `init`.
+    told: Mutex<BTreeMap<u64, String>>,
 }
 
 /// How a member has come from the last generation in which it was connected to the one that it enters. In between may
@@ -110,6 +114,7 @@ impl Member {
             let ended =
                 matches!(notice.kind, FailureKind::Exited { .. } | FailureKind::Signalled { .. } | FailureKind::Gone);
             let loss = if ended { Loss::Certain } else { Loss::Suspected };
+            member.told().entry(lost).or_insert_with(|| notice.to_string());
             member.endpoint.report(MemberId(lost), loss, notice.to_string());
         });
         *member = Some(Arc::clone(&made));
@@ -150,7 +155,7 @@ impl Member {
             }
         }
         let (timeout, founded) = (elastic.timeout, Mutex::new(founded));
-        Ok(Member { id, endpoint, lifeline, timeout, founded, passage: Mutex::default() })
+        Ok(Member { id, endpoint, lifeline, timeout, founded, passage: Mutex::default(), told: Mutex::default() })
     }
 
     /// How long it waits for a generation.
@@ -185,9 +190,19 @@ impl Member {
 
     /// How it has come to the generation that was agreed on last, in the job with this id.
     pub(crate) fn entrance(&self, job: &str) -> Entrance {
-        let entrance = self.passage().entrance.clone();
+        let mut entrance = self.passage().entrance.clone();
+        let told = self.told();
+        for (member, cause) in &mut entrance.lost {
+            if let Some(words) = told.get(member) {
+                cause.clone_from(words);
+            }
+        }
         let view = GenerationView { job: job.to_owned(), member: self.id.0, ..entrance.view };
         Entrance { view, ..entrance }
+    }
+
+    fn told(&self) -> MutexGuard<'_, BTreeMap<u64, String>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn passage(&self) -> MutexGuard<'_, Passage> {

@@ -92,7 +92,7 @@ def test_a_report_says_what_recoveries_have_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-def test_a_rank_that_keeps_the_others_waiting_is_replaced() -> None:
+def test_a_rank_that_keeps_the_others_waiting_is_replaced(tmp_path: Path) -> None:
     script = TRAINING + """
 while (hvd.size() < 3 or _native.elastic_generation() == 1) and training.steps < 3000:
     with training.step():
@@ -103,8 +103,11 @@ while (hvd.size() < 3 or _native.elastic_generation() == 1) and training.steps <
     generations.add(_native.elastic_generation())
 print("member", me, "ends with", hvd.size(), "ranks in generation", max(generations), flush=True)
 """
-    ended = run(script, "--min-np", "2", "--replace-slow=8", "--blacklist-cooldown-range", "0", "0")
+    flags = ["--min-np", "2", "--replace-slow=8", "--blacklist-cooldown-range", "0", "0", "--trace", str(tmp_path)]
+    ended = run(script, *flags)
     check(ended)
+    report = subprocess.run([command(), "report", str(tmp_path)], capture_output=True, text=True, timeout=60, check=True)
+    assert "member 1 is gone: member 1 on" in report.stdout and "was slow: as rank 1" in report.stdout, report.stdout
     assert "was slow: as rank 1 of generation 1 it waited for" in ended.stderr, ended.stderr[-3000:]
     assert "(--replace-slow), and was ended" in ended.stderr, ended.stderr[-3000:]
     for member in (0, 2):
