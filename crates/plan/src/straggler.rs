@@ -23,7 +23,7 @@ const WINDOWS: u64 = 4;
 
 /// Totals of one rank at a moment, on its own clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct WaitTotals {
     /// The moment.
     pub time_ns: u64,
     /// Iterations that it has begun.
@@ -51,7 +51,7 @@ pub struct StragglerWatch {
     /// Iterations of a window.
     window: u64,
     /// For each rank the beginning of the window and the latest figures.
-    ranks: BTreeMap<u64, Option<(Progress, Progress)>>,
+    ranks: BTreeMap<u64, Option<(WaitTotals, WaitTotals)>>,
     /// Who was to blame in how many windows in a row.
     blamed: Option<(u64, u64)>,
     is_settling: bool,
@@ -71,7 +71,7 @@ impl StragglerWatch {
     }
 
     /// Takes in the figures of a rank. Says whether one is slow; that rank is not named again before the next change.
-    pub fn observe(&mut self, member: u64, now: Progress) -> Option<Straggler> {
+    pub fn observe(&mut self, member: u64, now: WaitTotals) -> Option<Straggler> {
         let rank = self.ranks.get_mut(&member)?;
         *rank = match *rank {
             // Figures that fall are those of a process that has begun anew.
@@ -80,7 +80,7 @@ impl StragglerWatch {
             }
             _ => Some((now, now)),
         };
-        let is_over = |rank: &Option<(Progress, Progress)>| {
+        let is_over = |rank: &Option<(WaitTotals, WaitTotals)>| {
             rank.is_some_and(|(first, last)| last.iterations - first.iterations >= self.window)
         };
         if !self.ranks.values().all(is_over) {
@@ -113,7 +113,7 @@ impl StragglerWatch {
 }
 
 /// The share of the time between two moments in which a rank waited.
-fn share(first: Progress, last: Progress) -> f64 {
+fn share(first: WaitTotals, last: WaitTotals) -> f64 {
     let waited_ns = last.waited_ns.saturating_sub(first.waited_ns) as f64;
     (waited_ns / (last.time_ns - first.time_ns).max(1) as f64).min(1.0)
 }
@@ -136,7 +136,7 @@ mod tests {
     /// Ranks that make ten iterations in a second, and wait for these shares of it.
     struct Job {
         watch: StragglerWatch,
-        totals: BTreeMap<u64, Progress>,
+        totals: BTreeMap<u64, WaitTotals>,
     }
 
     impl Job {
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(job.run(5, &shares), []);
         job.totals.clear();
         assert_eq!(job.run(1, &shares), [], "totals have fallen");
-        assert_eq!(job.watch.observe(9, Progress::default()), None, "nobody has this number");
+        assert_eq!(job.watch.observe(9, WaitTotals::default()), None, "nobody has this number");
     }
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
         for second in 0..100 {
             for (member, share) in [(0, 0), (1, 9)] {
                 let (time_ns, waited_ns) = (second * SECOND_NS, second * SECOND_NS * share / 10);
-                assert_eq!(watch.observe(member, Progress { time_ns, iterations: 0, waited_ns }), None);
+                assert_eq!(watch.observe(member, WaitTotals { time_ns, iterations: 0, waited_ns }), None);
             }
         }
     }

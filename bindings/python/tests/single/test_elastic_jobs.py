@@ -106,7 +106,8 @@ print("member", me, "ends with", hvd.size(), "ranks in generation", max(generati
     flags = ["--min-np", "2", "--replace-slow=8", "--blacklist-cooldown-range", "0", "0", "--trace", str(tmp_path)]
     ended = run(script, *flags)
     check(ended)
-    report = subprocess.run([command(), "report", str(tmp_path)], capture_output=True, text=True, timeout=60, check=True)
+    words = [command(), "report", str(tmp_path)]
+    report = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     assert "member 1 is gone: member 1 on" in report.stdout and "was slow: as rank 1" in report.stdout, report.stdout
     assert "was slow: as rank 1 of generation 1 it waited for" in ended.stderr, ended.stderr[-3000:]
     assert "(--replace-slow), and was ended" in ended.stderr, ended.stderr[-3000:]

@@ -57,8 +57,9 @@ pub(crate) struct ElasticArgs {
     #[arg(long, value_name = "N", help_heading = ELASTIC)]
     pub(super) spares: Option<usize>,
 
-    /// Replace a rank that keeps the others waiting: over so many iterations it hardly waited, and the others for a fifth
-    /// of their time more. Never below --min-np, and one at a time [default: never; without a number, 200 iterations]
+    /// Replace a rank that keeps the others waiting: over so many iterations it hardly waited, and the others for a
+    /// fifth of their time more. Never below --min-np, and one at a time [default: never; without a number, 200
+    /// iterations]
     #[arg(
         long,
         value_name = "ITERATIONS",

@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use farandole_plan::straggler::{Progress, Straggler};
+use farandole_plan::straggler::{Straggler, WaitTotals};
 use farandole_trace::live::LiveSample;
 
 use super::{Directive, ElasticSupervision, Phase};
@@ -24,7 +24,7 @@ impl ElasticSupervision {
         for (member, sample) in samples {
             let Some(LiveSample { counts, .. }) = LiveSample::decode(sample) else { continue };
             let (time_ns, iterations, waited_ns) = (counts.time_ns, counts.iterations, counts.waited_ns);
-            slow = slow.or(stragglers.observe((*member).into(), Progress { time_ns, iterations, waited_ns }));
+            slow = slow.or(stragglers.observe((*member).into(), WaitTotals { time_ns, iterations, waited_ns }));
         }
         if let Some(straggler) = slow {
             self.replace_slow(straggler, now);
