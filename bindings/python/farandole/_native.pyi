@@ -64,6 +64,12 @@ def elastic_candidates() -> int:
 def elastic_generation() -> int | None:
     """The number of the generation that this process is in; None outside of one."""
 
+def elastic_stage(word: str) -> None:
+    """This process has come so far in its generation: "synchronised" or "stepped". The first time counts."""
+
+def elastic_step_lost(fate: str) -> None:
+    """The step under way when the last generation ended was not made: it is "repeated" or "dropped"."""
+
 def runs_ahead() -> bool:
     """Whether the host goes on when collectives in device memory are queued."""
 

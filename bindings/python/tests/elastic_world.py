@@ -88,7 +88,9 @@ class World:
         replacements = {
             "enabled": lambda: True,
             "candidates": lambda: min(len(self.candidates), self.most_ranks - len(self.generation.members)),
-            "reset_limit": lambda: None,
+            "note_synchronised": lambda: None,
+            "note_stepped": lambda: None,
+            "note_step_lost": lambda fate: None,
             "next_generation": self.next_generation,
             "is_rank": lambda: True,
             "rank": self.rank,

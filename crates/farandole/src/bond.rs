@@ -6,7 +6,7 @@ use std::time::Duration;
 use farandole_cluster::Lifeline;
 use farandole_plan::Rank;
 
-use crate::elastic::{Losses, Member};
+use crate::elastic::{Entrance, Losses, Member};
 use crate::error::Error;
 
 /// How long a rank that could not be connected waits to hear why. Verdicts reach all ranks within moments of each
@@ -46,10 +46,22 @@ impl Bond {
         }
     }
 
+    /// How this process has come to its generation, in an elastic job with this id.
+    pub(crate) fn entrance(&self, job: &str) -> Option<Entrance> {
+        if let Bond::Elastic(member, _) = self { Some(member.entrance(job)) } else { None }
+    }
+
     /// The ranks of this world are connected.
     pub(crate) fn note_connected(&self) {
         if let Bond::Elastic(_, losses) = self {
             losses.note_connected();
+        }
+    }
+
+    /// The program leaves this world.
+    pub(crate) fn note_over(&self) {
+        if let Bond::Elastic(_, losses) = self {
+            losses.note_over();
         }
     }
 

@@ -9,6 +9,7 @@
 //! What is kept between worlds is here, once in a process: the membership endpoint and the lifeline. A generation in
 //! which somebody is lost before all are connected is left at once for the next one (`setup`).
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use farandole_cluster::membership::{Endpoint, EndpointOptions, Generation, Limits, Loss, LossNotice, MemberId};
 use farandole_cluster::{ElasticMember, Entry, Environment, FailureKind, Lifeline, RendezvousAccess};
 use farandole_plan::Rank;
+use farandole_trace::{GenerationView, clock};
 
 use crate::error::{Error, Result};
 
@@ -34,6 +36,34 @@ pub(crate) struct Member {
     timeout: Duration,
     /// The first generation, until it is entered.
     founded: Mutex<Option<Arc<Generation>>>,
+    /// How it has come to the generation that it is in, or on the way to. Locked by whoever calls `init`.
+    passage: Mutex<Passage>,
+    /// What the launcher or this host's agent first told of the ends of others: more than that a connection was closed.
+    /// Written by the lifeline's thread, read by whoever calls `init`.
+    told: Mutex<BTreeMap<u64, String>>,
+}
+
+/// How a member has come from the last generation in which it was connected to the one that it enters. In between may
+/// be others, in which somebody was lost before all were connected.
+#[derive(Debug, Default)]
+struct Passage {
+    /// Of the generation that was agreed on last.
+    losses: Option<Arc<Losses>>,
+    entrance: Entrance,
+}
+
+/// What is recorded of it. The moments are on the clock of records.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Entrance {
+    /// Which generation it is.
+    pub(crate) view: GenerationView,
+    /// When the generation before was over for this member, if it was in one.
+    pub(crate) noticed_ns: Option<u64>,
+    /// When it first asked for another one.
+    pub(crate) asked_ns: u64,
+    pub(crate) agreed_ns: u64,
+    /// Members of the one before, or of those in between, that are left out, and why.
+    pub(crate) lost: Vec<(u64, String)>,
 }
 
 /// What a process brings to the rendezvous: where its endpoint is, and its introduction to the others.
@@ -84,6 +114,7 @@ impl Member {
             let ended =
                 matches!(notice.kind, FailureKind::Exited { .. } | FailureKind::Signalled { .. } | FailureKind::Gone);
             let loss = if ended { Loss::Certain } else { Loss::Suspected };
+            member.told().entry(lost).or_insert_with(|| notice.to_string());
             member.endpoint.report(MemberId(lost), loss, notice.to_string());
         });
         *member = Some(Arc::clone(&made));
@@ -123,7 +154,8 @@ impl Member {
                 endpoint.join(id, contacts.collect());
             }
         }
-        Ok(Member { id, endpoint, lifeline, timeout: elastic.timeout, founded: Mutex::new(founded) })
+        let (timeout, founded) = (elastic.timeout, Mutex::new(founded));
+        Ok(Member { id, endpoint, lifeline, timeout, founded, passage: Mutex::default(), told: Mutex::default() })
     }
 
     /// How long it waits for a generation.
@@ -133,6 +165,7 @@ impl Member {
 
     /// Waits until the members have agreed on a generation with this process in it, and says what losses end it.
     pub(crate) fn next_generation(&self, payload: &[u8], deadline: Instant) -> Result<(Arc<Generation>, Arc<Losses>)> {
+        let asked_ns = clock::now_ns();
         let founded = self.founded.lock().unwrap_or_else(PoisonError::into_inner).take();
         let own = |generation: &Arc<Generation>| {
             generation.rank(self.id).map(|rank| generation.members[rank].payload.clone())
@@ -142,6 +175,7 @@ impl Member {
             None => self.endpoint.next_generation(payload.to_vec(), deadline)?,
         };
         let losses = Arc::new(Losses::new(generation.number));
+        self.passage().agree(asked_ns, &generation, &losses);
         let (heard, left) = (Arc::clone(&losses), Arc::clone(&losses));
         self.endpoint.on_loss(move |notice| heard.hear(notice));
         let ranks = Arc::clone(&generation);
@@ -154,6 +188,27 @@ impl Member {
         Ok((generation, losses))
     }
 
+    /// How it has come to the generation that was agreed on last, in the job with this id.
+    pub(crate) fn entrance(&self, job: &str) -> Entrance {
+        let mut entrance = self.passage().entrance.clone();
+        let told = self.told();
+        for (member, cause) in &mut entrance.lost {
+            if let Some(words) = told.get(member) {
+                cause.clone_from(words);
+            }
+        }
+        let view = GenerationView { job: job.to_owned(), member: self.id.0, ..entrance.view };
+        Entrance { view, ..entrance }
+    }
+
+    fn told(&self) -> MutexGuard<'_, BTreeMap<u64, String>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn passage(&self) -> MutexGuard<'_, Passage> {
+        self.passage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// This process's rank in a generation.
     pub(crate) fn rank(&self, generation: &Generation) -> Rank {
         Rank::from(generation.rank(self.id).expect("invariant: a member enters generations that it is in"))
@@ -161,6 +216,23 @@ impl Member {
 
     pub(crate) fn lifeline(&self) -> &Lifeline {
         &self.lifeline
+    }
+}
+
+impl Passage {
+    /// The members have agreed on a generation.
+    fn agree(&mut self, asked_ns: u64, generation: &Generation, losses: &Arc<Losses>) {
+        let before = self.losses.replace(Arc::clone(losses));
+        let entrance = &mut self.entrance;
+        // One that was never connected leads on: what led to it leads to this one, too.
+        if before.as_ref().is_none_or(|before| before.is_connected.load(Ordering::Relaxed)) {
+            let noticed_ns = before.map(|before| before.over_ns().unwrap_or(asked_ns).min(asked_ns));
+            *entrance = Entrance { noticed_ns, asked_ns, ..Entrance::default() };
+        }
+        entrance.lost.extend(generation.left_out.iter().map(|(member, cause)| (member.0, cause.to_string())));
+        entrance.agreed_ns = clock::now_ns();
+        let members = generation.members.iter().map(|member| member.id.0).collect();
+        entrance.view = GenerationView { number: generation.number, members, ..GenerationView::default() };
     }
 }
 
@@ -172,18 +244,30 @@ pub(crate) struct Losses {
     /// Whether its ranks have connected here; before that, somebody who has left the generation is as good as lost.
     /// Set by `setup`, read by the endpoint's thread; orders nothing.
     is_connected: AtomicBool,
+    /// When the generation was over for this member, on the clock of records; zero: it is not. Set once, by the
+    /// endpoint's thread or by whoever drops the world; orders nothing.
+    over_ns: AtomicU64,
     /// Locked by the endpoint's thread when a loss is heard, and while callbacks run; by `setup` to add one.
     heard: Mutex<(Vec<LossNotice>, Vec<OnLoss>)>,
 }
 
 impl Losses {
     fn new(generation: u64) -> Losses {
-        Losses { generation, is_connected: AtomicBool::new(false), heard: Mutex::default() }
+        Losses { generation, is_connected: AtomicBool::new(false), over_ns: AtomicU64::new(0), heard: Mutex::default() }
     }
 
     /// All ranks are connected with this one: from now on they come to the boundary together, or are lost.
     pub(crate) fn note_connected(&self) {
         self.is_connected.store(true, Ordering::Relaxed);
+    }
+
+    /// The generation is over for this member: somebody is lost, or the program leaves it. The first time counts.
+    pub(crate) fn note_over(&self) {
+        let _ = self.over_ns.compare_exchange(0, clock::now_ns(), Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn over_ns(&self) -> Option<u64> {
+        Some(self.over_ns.load(Ordering::Relaxed)).filter(|over_ns| *over_ns > 0)
     }
 
     /// A member waits for the next generation.
@@ -197,6 +281,7 @@ impl Losses {
 
     fn hear(&self, notice: &LossNotice) {
         if notice.generation == self.generation {
+            self.note_over();
             let mut heard = self.lock();
             heard.1.iter().for_each(|on_loss| tell(on_loss, notice));
             heard.0.push(notice.clone());
@@ -273,6 +358,34 @@ mod tests {
         for garbage in [&[][..], &[1, 0, 0], &[9, 0, 0, 0, 1]] {
             assert!(Brought::read(3, garbage).is_err_and(|error| error.to_string().contains("member 3")));
         }
+    }
+
+    fn generation(number: u64, members: &[u64], left_out: u64) -> Generation {
+        let introduce = |id: &u64| farandole_cluster::membership::Introduction {
+            id: MemberId(*id),
+            payload: Arc::from([]),
+            contact: Arc::from([]),
+        };
+        let left_out = vec![(MemberId(left_out), Arc::from("it was killed"))];
+        Generation { number, members: members.iter().map(introduce).collect(), left_out }
+    }
+
+    #[test]
+    fn what_led_to_a_generation_that_was_never_connected_leads_to_the_next() {
+        let [first, second, third] = [1, 2, 3].map(|number| Arc::new(Losses::new(number)));
+        let mut passage = Passage::default();
+        passage.agree(5, &generation(1, &[0, 1, 2, 3], 9), &first);
+        assert_eq!((passage.entrance.noticed_ns, passage.entrance.asked_ns), (None, 5), "it was in none before");
+        first.note_connected();
+        first.note_over();
+        let (noticed_ns, asked_ns) = (first.over_ns().unwrap(), clock::now_ns());
+        passage.agree(asked_ns, &generation(2, &[0, 1, 2], 3), &second);
+        second.note_over();
+        passage.agree(asked_ns + 9, &generation(3, &[0, 1], 2), &third);
+        let entrance = &passage.entrance;
+        assert_eq!((entrance.noticed_ns, entrance.asked_ns), (Some(noticed_ns), asked_ns));
+        assert_eq!(entrance.lost.iter().map(|lost| lost.0).collect::<Vec<_>>(), [3, 2]);
+        assert_eq!((entrance.view.number, &entrance.view.members[..]), (3, &[0, 1][..]));
     }
 
     #[test]

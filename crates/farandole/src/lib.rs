@@ -73,7 +73,7 @@ pub use farandole_plan::{Batch, Collective, Device, Dtype, GroupId, Rank, Reduce
 /// The table of settings, and how they are read.
 pub use farandole_settings as settings;
 pub use farandole_tensor::{Element, OnDevice, Region};
-pub use farandole_trace::event::{Phase, ThreadId};
+pub use farandole_trace::event::{Phase, RecoveryStage, StepFate, ThreadId};
 pub use farandole_trace::{Cycles, Edge, Event, PhaseGuard, Recorder};
 pub use farandole_transport::{Error as TransportError, JobId, Protection};
 pub use named::{Named, Pending};

@@ -10,7 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use farandole_settings::{self as settings, Setting};
-use farandole_trace::{Cycles, FallbackFolder, Recorder, TraceWriter, WriterOptions};
+use farandole_trace::event::RecoveryStage;
+use farandole_trace::{Cycles, Event, FallbackFolder, Recorder, TraceWriter, WriterOptions};
+
+use crate::elastic::Entrance;
 
 /// The rank that writes a timeline, as in Horovod.
 const TELLER: u32 = 0;
@@ -113,7 +116,9 @@ impl Records {
         }
         let rank = recorder.header().rank;
         let timeline = match &wishes.timeline {
-            Some(Timeline::File(path)) if rank == TELLER => Some((path.clone(), wishes.cycles())),
+            Some(Timeline::File(path)) if rank == TELLER => {
+                Some((of_generation(path, recorder.header().generation()), wishes.cycles()))
+            }
             _ => None,
         };
         let (dump_in, fallback) = match &wishes.trouble {
@@ -128,6 +133,23 @@ impl Records {
             TraceWriter::start(&recorder, WriterOptions::default())
         });
         Records { recorder, writer: started.ok(), timeline_prepared }
+    }
+
+    /// How this member of an elastic job has come to its generation.
+    pub(crate) fn note_entrance(&self, entrance: &Entrance) {
+        let recorder = &self.recorder;
+        let (name, members) = entrance.view.members_setting();
+        recorder.note_setting(name, &members);
+        let stage = |at_ns, stage| recorder.mark_at(at_ns, Event::Recovery { stage });
+        if let Some(noticed_ns) = entrance.noticed_ns {
+            stage(noticed_ns, RecoveryStage::Noticed);
+        }
+        stage(entrance.asked_ns, RecoveryStage::Asked);
+        stage(entrance.agreed_ns, RecoveryStage::Agreed);
+        for (member, cause) in &entrance.lost {
+            let name = recorder.intern(&cause.as_str().into(), &[]);
+            recorder.mark_at(entrance.agreed_ns, Event::MemberLost { name, member: *member });
+        }
     }
 
     pub(crate) fn recorder(&self) -> &Arc<Recorder> {
@@ -152,6 +174,20 @@ impl Records {
     }
 }
 
+/// Where the timeline of a generation goes: to the file that was asked for in the first, and beside it in later ones.
+fn of_generation(path: &Path, generation: u64) -> PathBuf {
+    if generation <= 1 {
+        return path.to_owned();
+    }
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(format!(".generation-{generation}"));
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,6 +205,14 @@ mod tests {
         assert_eq!(wishes.timeline, Some(Timeline::File("/ours.json".into())));
         assert_eq!(with(&[("HOROVOD_TIMELINE", "DYNAMIC")]).timeline, Some(Timeline::Dynamic));
         assert_eq!(with(&[("HOROVOD_TIMELINE", "")]).timeline, None);
+    }
+
+    #[test]
+    fn a_generation_does_not_write_over_the_timeline_of_another() {
+        assert_eq!(of_generation(Path::new("/t/a.json"), 0), Path::new("/t/a.json"));
+        assert_eq!(of_generation(Path::new("/t/a.json"), 1), Path::new("/t/a.json"));
+        assert_eq!(of_generation(Path::new("/t/a.json"), 4), Path::new("/t/a.generation-4.json"));
+        assert_eq!(of_generation(Path::new("a"), 4), Path::new("a.generation-4"));
     }
 
     #[test]

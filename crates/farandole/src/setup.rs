@@ -23,8 +23,9 @@ use farandole_engine::tables::Shelf;
 use farandole_engine::{AbortHandle, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, OpenDevice, Stacks};
 use farandole_plan::{Rank, ReduceOp, Topology};
 use farandole_settings as settings;
+use farandole_trace::event::RecoveryStage;
 use farandole_trace::live::Sampler;
-use farandole_trace::{Identity, Recorder};
+use farandole_trace::{Event, Identity, Recorder};
 use farandole_transport::connect::Options;
 use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
@@ -178,6 +179,9 @@ impl Setup {
         let engine = engine.map_err(|error| lost(error.into()))?;
         peers.end_on_failure(engine.abort_handle());
         peers.bond.note_connected();
+        if peers.generation > 0 {
+            records.recorder().mark(Event::Recovery { stage: RecoveryStage::Connected });
+        }
         communicator.report_stalls_with(&engine);
         let Peers { environment, bond, access, .. } = peers;
         let world = World::new(environment.rank, topology, communicator, engine, records, bond, access);
@@ -313,12 +317,15 @@ impl Peers {
     /// Starts recording what this rank does, and showing it to live views.
     fn start_records(&self, topology: &Topology, config: &Config) -> Records {
         let Environment { rank, host, .. } = &self.environment;
+        let entrance = self.bond.entrance(&self.access.job.to_string());
+        let mut settings = config.shown();
+        settings.extend(entrance.iter().flat_map(|entrance| entrance.view.settings()));
         let identity = Identity {
             rank: rank.0,
             size: self.contacts.len() as u32,
             host: host.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            settings: config.shown(),
+            settings,
         };
         let place = Place {
             job: number_of_job(&self.contacts),
@@ -327,6 +334,9 @@ impl Peers {
         };
         let wishes = Wishes::from_lookup(|variable| std::env::var(variable).ok());
         let records = Records::start(Recorder::new(identity, config.recorder_records as usize), &wishes, place);
+        if let Some(entrance) = &entrance {
+            records.note_entrance(entrance);
+        }
         if let Some(lifeline) = self.bond.lifeline() {
             let mut sampler = Sampler::new(Arc::clone(records.recorder()));
             lifeline.observe(move || sampler.sample().encode());

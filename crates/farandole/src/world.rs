@@ -12,6 +12,7 @@ use farandole_cluster::{Lifeline, RendezvousAccess};
 use farandole_engine::{Communicator, Engine};
 use farandole_plan::table::Table;
 use farandole_plan::{Rank, Topology};
+use farandole_trace::event::{RecoveryStage, StepFate};
 use farandole_trace::{Cycles, Event, PhaseGuard, Recorder};
 
 use crate::bond::Bond;
@@ -145,6 +146,17 @@ impl World {
         self.recorder().mark(Event::Epoch { number });
     }
 
+    /// A member of an elastic job has come so far in its generation: front ends know when all ranks have the same state
+    /// again, and when a step is made. The first mark of a stage counts.
+    pub fn recovery(&self, stage: RecoveryStage) {
+        self.recorder().mark(Event::Recovery { stage });
+    }
+
+    /// The step under way when the generation before ended was not made.
+    pub fn step_lost(&self, fate: StepFate) {
+        self.recorder().mark(Event::StepLost { fate });
+    }
+
     /// Begins a timeline in this file, as Horovod's users know it; rank 0 writes it, on other ranks nothing happens.
     /// One that is being written ends.
     ///
@@ -211,6 +223,7 @@ impl Reporter {
 impl Drop for World {
     /// The failure of a named request may have been seen by nobody but the one who waited for its ticket.
     fn drop(&mut self) {
+        self.reporter.bond.note_over();
         if let Some(error) = self.engine.failure() {
             self.report(error);
         }

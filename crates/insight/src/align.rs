@@ -105,8 +105,8 @@ pub fn put_on_one_clock(traces: &mut [Trace]) -> Vec<ClockFit> {
     fits
 }
 
-/// One operation of one group.
-type Key = (GroupNumber, OperationNumber);
+/// One operation of one group of one generation.
+type Key = (u64, GroupNumber, OperationNumber);
 
 /// When a rank was in an operation.
 #[derive(Clone, Copy, Debug)]
@@ -135,19 +135,20 @@ fn clocks_of(traces: &[Trace]) -> Vec<Vec<usize>> {
 fn synchronising_operations(trace: &Trace) -> BTreeMap<Key, Span> {
     let mut open: BTreeMap<Key, u64> = BTreeMap::new();
     let mut synchronising = BTreeMap::new();
+    let generation = trace.header.generation();
     for Record { time_ns, event, .. } in &trace.records {
         match *event {
             Event::Started { group, operation, collective, bytes, .. }
                 if collective.synchronises() && (group != GroupNumber::DIRECT || bytes >= DIRECT_FROM_BYTES) =>
             {
-                open.insert((group, operation), *time_ns);
+                open.insert((generation, group, operation), *time_ns);
             }
             Event::Abandoned { group, operation } => {
-                open.remove(&(group, operation));
+                open.remove(&(generation, group, operation));
             }
             Event::Finished { group, operation } => {
-                if let Some(start_ns) = open.remove(&(group, operation)) {
-                    synchronising.insert((group, operation), Span { start_ns, end_ns: *time_ns });
+                if let Some(start_ns) = open.remove(&(generation, group, operation)) {
+                    synchronising.insert((generation, group, operation), Span { start_ns, end_ns: *time_ns });
                 }
             }
             _ => {}

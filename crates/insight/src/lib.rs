@@ -14,6 +14,7 @@
 
 pub mod align;
 pub mod efficiency;
+pub mod generations;
 pub mod history;
 pub mod loss;
 pub mod profile;

@@ -4,7 +4,8 @@
 //! for the collectives of each group and one for direct calls, because the thread that drives them changes.
 //! An operation is a bar with its pieces inside: packing, waiting (and for whom), the steps of large ones, unpacking.
 //! The script's own code between phases is a bar that says where most of it was. Marks of iterations and epochs, stalls
-//! and aborts are instants.
+//! and aborts are instants. In an elastic job a member is the "process", through all its generations; each is a bar in
+//! a row of its own, and so are the phases by which the member came into it.
 //!
 //! Traces must be on one clock already ([`put_on_one_clock`](crate::align::put_on_one_clock)); how well they are is
 //! noted in the file.
@@ -15,11 +16,16 @@ use std::io::{self, Write};
 use crate::align::ClockFit;
 use crate::history::{OwnCode, own_code};
 use farandole_trace::Trace;
-use farandole_trace::event::{Collective, Event, GroupNumber, NameId, OperationNumber, Phase, Record, ThreadId};
+use farandole_trace::event::{
+    Collective, Event, GroupNumber, NameId, OperationNumber, Phase, Record, RecoveryStage, ThreadId,
+};
 use farandole_trace::json::{Escaped, Micros};
 
 /// Rows of groups come after those of threads.
 const GROUP_ROWS: u32 = 100_000;
+
+/// The row of generations comes last.
+const GENERATION_ROW: u32 = 200_000;
 
 /// Writes the timeline of these traces, which `fits` have put on one clock.
 ///
@@ -37,7 +43,14 @@ pub fn write(traces: &[Trace], fits: &[ClockFit], out: &mut dyn Write) -> io::Re
         let comma = if index + 1 < traces.len() { "," } else { "" };
         let error = fit.error_ns.map_or_else(|| "unknown".to_owned(), |error| format!("at most {} us", Micros(error)));
         let (rank, dropped) = (trace.header.rank, trace.dropped);
-        writeln!(list.out, "\"rank {rank}\": \"error of its clock {error}; {dropped} records lost\"{comma}")?;
+        let generation = match trace.header.generation() {
+            0 => String::new(),
+            number => format!(" of generation {number}"),
+        };
+        writeln!(
+            list.out,
+            "\"rank {rank}{generation}\": \"error of its clock {error}; {dropped} records lost\"{comma}"
+        )?;
     }
     writeln!(list.out, "}}}}")
 }
@@ -89,8 +102,9 @@ impl<'a, 'p, 'o> RankTimeline<'a, 'p, 'o> {
         let header = &self.trace.header;
         // The part of an identity that users know.
         let name = header.host.split('/').next().unwrap_or_default();
-        let (rank, host) = (header.rank, Escaped(name));
-        let naming = format_args!("\"name\": \"rank {rank} on {host}\"");
+        let (rank, host) = (header.member(), Escaped(name));
+        let who = if header.generation() > 0 { "member" } else { "rank" };
+        let naming = format_args!("\"name\": \"{who} {rank} on {host}\"");
         self.list.event(format_args!(
             "\"name\": \"process_name\", \"ph\": \"M\", \"pid\": {rank}, \"args\": {{{naming}}}"
         ))?;
@@ -100,6 +114,7 @@ impl<'a, 'p, 'o> RankTimeline<'a, 'p, 'o> {
         for record in &self.trace.records {
             self.write_record(record)?;
         }
+        self.generation()?;
         for own in own_code {
             let row = self.thread_row(own.thread);
             let place = own.place.map_or_else(String::new, |place| format!(" ({place})"));
@@ -194,7 +209,44 @@ impl<'a, 'p, 'o> RankTimeline<'a, 'p, 'o> {
                 self.instant(thread, &text, time_ns)?;
             }
             Event::Aborted { name } => self.instant(thread, self.trace.text(name), time_ns)?,
+            Event::StepLost { fate } => self.instant(thread, &format!("the interrupted step is {fate}"), time_ns)?,
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// The generation as a bar, from when it is connected, and before it the way to it.
+    fn generation(&mut self) -> io::Result<()> {
+        let header = &self.trace.header;
+        let (Some((first_ns, last_ns)), 1..) = (self.trace.span_ns(), header.generation()) else { return Ok(()) };
+        self.rows.insert(GENERATION_ROW, "generations".to_owned());
+        let mut stages: Vec<(RecoveryStage, u64)> = Vec::new();
+        for record in &self.trace.records {
+            if let Event::Recovery { stage } = record.event
+                && stages.iter().all(|(known, _)| *known != stage)
+            {
+                stages.push((stage, record.time_ns));
+            }
+        }
+        let connected = stages.iter().find(|(stage, _)| *stage == RecoveryStage::Connected);
+        let name = format!("generation {}, rank {} of {}", header.generation(), header.rank, header.size);
+        let lost = self.trace.records.iter().filter_map(|record| match record.event {
+            Event::MemberLost { name, member } => Some(format!("member {member}: {}", self.trace.text(name))),
+            _ => None,
+        });
+        let lost: Vec<String> = lost.collect();
+        let arguments = format!(", \"args\": {{\"lost before\": \"{}\"}}", Escaped(&lost.join("; ")));
+        self.bar(GENERATION_ROW, &name, connected.map_or(first_ns, |(_, at_ns)| *at_ns), last_ns, &arguments)?;
+        for pair in stages.windows(2) {
+            let [(_, from_ns), (stage, to_ns)] = pair else { continue };
+            let name = match stage {
+                RecoveryStage::Noticed | RecoveryStage::Asked => "leaving",
+                RecoveryStage::Agreed => "agreeing",
+                RecoveryStage::Connected => "connecting",
+                RecoveryStage::Synchronised => "synchronising",
+                RecoveryStage::Stepped => "first step",
+            };
+            self.bar(GENERATION_ROW, name, *from_ns, *to_ns, "")?;
         }
         Ok(())
     }
@@ -256,7 +308,7 @@ impl<'a, 'p, 'o> RankTimeline<'a, 'p, 'o> {
     }
 
     fn bar(&mut self, row: u32, name: &str, begin_ns: u64, end_ns: u64, more: &str) -> io::Result<()> {
-        let (rank, name) = (self.trace.header.rank, Escaped(name));
+        let (rank, name) = (self.trace.header.member(), Escaped(name));
         let (begin, length) = (Micros(begin_ns - self.list.start_ns), Micros(end_ns.saturating_sub(begin_ns)));
         self.list.event(format_args!(
             "\"ph\": \"X\", \"name\": \"{name}\", \"pid\": {rank}, \"tid\": {row}, \"ts\": {begin}, \"dur\": {length}{more}"
@@ -265,7 +317,7 @@ impl<'a, 'p, 'o> RankTimeline<'a, 'p, 'o> {
 
     fn instant(&mut self, thread: ThreadId, name: &str, time_ns: u64) -> io::Result<()> {
         let row = self.thread_row(thread);
-        let (rank, name, time) = (self.trace.header.rank, Escaped(name), Micros(time_ns - self.list.start_ns));
+        let (rank, name, time) = (self.trace.header.member(), Escaped(name), Micros(time_ns - self.list.start_ns));
         self.list.event(format_args!(
             "\"ph\": \"i\", \"name\": \"{name}\", \"pid\": {rank}, \"tid\": {row}, \"ts\": {time}, \"s\": \"p\""
         ))
@@ -274,10 +326,41 @@ impl<'a, 'p, 'o> RankTimeline<'a, 'p, 'o> {
 
 #[cfg(test)]
 mod tests {
+    use farandole_trace::GenerationView;
+
     use super::*;
     use crate::align::put_on_one_clock;
     use farandole_trace::TraceHeader;
     use farandole_trace::event::Dtype;
+
+    #[test]
+    fn a_member_is_one_process_through_its_generations() {
+        let made = |number, rank, members: &[u64]| {
+            let (job, member) = ("j".to_owned(), members[rank as usize]);
+            let view = GenerationView { job, number, member, members: members.to_vec() };
+            let (size, settings) = (members.len() as u32, view.settings());
+            let mut trace = Trace::new(TraceHeader { rank, size, settings, ..TraceHeader::default() });
+            let zero_ns = number * 100_000;
+            for (stage, at_ns) in RecoveryStage::ALL.iter().zip((zero_ns..).step_by(1000)) {
+                trace.push(at_ns, ThreadId(0), Event::Recovery { stage: *stage });
+            }
+            trace.push(zero_ns + 50_000, ThreadId(0), Event::Iteration { number: 0 });
+            trace
+        };
+        let mut traces = vec![made(1, 1, &[0, 1]), made(2, 0, &[1])];
+        let fits = put_on_one_clock(&mut traces);
+        let mut out = Vec::new();
+        write(&traces, &fits, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let read: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let events = read["traceEvents"].as_array().unwrap();
+        assert!(events.iter().all(|event| event["pid"] == 1), "{text}");
+        let named = |name: &str| events.iter().find(|event| event["name"] == name).unwrap_or_else(|| panic!("{text}"));
+        assert_eq!(named("process_name")["args"]["name"], "member 1 on ");
+        assert_eq!(named("generation 1, rank 1 of 2")["dur"], 47.0);
+        assert_eq!(named("generation 2, rank 0 of 1")["ts"], 103.0);
+        assert_eq!(named("synchronising")["dur"], 1.0);
+    }
 
     #[test]
     fn own_code_is_a_bar_that_says_where_it_was() {

@@ -2,6 +2,7 @@
 
 mod jobs;
 
+use farandole_insight::generations::{Departure, Generation, Generations, Recovery};
 use farandole_insight::history::{History, TimeWindow};
 use farandole_insight::report::page::page;
 use farandole_insight::verdict::Verdict;
@@ -35,6 +36,21 @@ fn well_formed(document: &str) -> Vec<String> {
     }
     assert_eq!(open, [""; 0]);
     seen
+}
+
+#[test]
+fn generations_of_an_elastic_job_are_a_section_of_their_own() {
+    let (_, history) = jobs::all().into_iter().next().expect("a job");
+    let mut verdict = Verdict::of(&history, &TimeWindow::Whole, None);
+    let left = vec![Departure { member: 1, cause: Some("killed <by> \"somebody\"".to_owned()) }];
+    let recovery = Some(Recovery::default());
+    let list = vec![Generation::default(), Generation { number: 2, left, recovery, ..Generation::default() }];
+    verdict.generations = Some(Generations { list, total_ns: 1, shown: 2 });
+    let page = page(&verdict, &history);
+    let tags = well_formed(&page);
+    assert!(tags.iter().any(|tag| tag == "section id=\"generations\""));
+    assert!(page.contains("killed &lt;by&gt;") && page.contains("<th scope=\"col\">synchronising</th>"), "{page}");
+    assert!(!rendered(&history).contains("section id=\"generations\""));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod jobs;
 mod schema;
 
+use farandole_insight::generations::{Departure, Generation, Generations, Recovery};
 use farandole_insight::history::{History, RankHistory, TimeWindow};
 use farandole_insight::loss::LossCause;
 use farandole_insight::report::wording::{Wording, wording};
@@ -411,6 +412,41 @@ fn ranks_that_are_hardly_late_share_a_line() {
     let rows = judged(&sketch.finish()).split.rows();
     let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
     assert_eq!(names, ["work", "ranks arriving late, each a little"]);
+}
+
+/// An elastic job of two generations, of which the second came about by a loss.
+fn two_generations() -> Generations {
+    let recovery = Recovery { from_size: 3, phases_ns: [5, 4, 3, 2, 1], lost_ns: 30, ..Recovery::default() };
+    let first = Generation { number: 1, size: 3, to_ns: 1000, efficiency: Some(0.5), ..Generation::default() };
+    let left = vec![Departure { member: 1, cause: Some("it was killed".to_owned()) }];
+    let (from_ns, to_ns, joined) = (1015, 2000, vec![3]);
+    let second = Generation {
+        number: 2,
+        size: 3,
+        from_ns,
+        to_ns,
+        left,
+        joined,
+        recovery: Some(recovery),
+        ..Generation::default()
+    };
+    Generations { list: vec![first, second], total_ns: 6000, shown: 2 }
+}
+
+#[test]
+fn reports_of_elastic_jobs_say_what_recoveries_cost() {
+    let (name, history) = jobs::all().into_iter().next().expect("a job");
+    let mut verdict = judged(&history);
+    assert!(!text::report(&verdict).contains("Generations"));
+    verdict.generations = Some(two_generations());
+    let report = json::report(&verdict);
+    schema::fits_report(&report, name);
+    assert_eq!((report["elastic"]["lost_ns"].as_u64(), report["elastic"]["recoveries"].as_u64()), (Some(30), Some(1)));
+    assert_eq!(report["elastic"]["generations"][1]["left"][0]["cause"], "it was killed");
+    let said = text::report(&verdict).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(said.contains("0.5 % of the time of all members was lost to one recovery"), "{said}");
+    assert!(said.contains("member 1 is gone: it was killed; member 3 joined"), "{said}");
+    assert!(said.contains("What follows is about generation 2"), "{said}");
 }
 
 #[test]

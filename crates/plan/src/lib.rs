@@ -20,6 +20,7 @@
 //! - [`algorithm`]: the [`Schedule`] of one rank, by algorithm.
 //! - [`membership::Membership`]: one member's side of the agreement on who is in the job, generation by generation.
 //! - [`stall`]: who waits for whom, and the report about it.
+//! - [`straggler`]: which rank keeps the others waiting.
 //!
 //! Not here: carrying out steps (`farandole-engine`), arithmetic (`farandole-tensor`), links (`farandole-transport`).
 
@@ -49,6 +50,7 @@ mod ring;
 mod scatter;
 pub mod schedule;
 pub mod stall;
+pub mod straggler;
 pub mod table;
 mod team;
 pub mod topology;

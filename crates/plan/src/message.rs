@@ -38,15 +38,15 @@ pub struct Agreed {
 pub enum Message {
     /// Member to coordinator: requests made here, in order.
     Announce {
-        /// The sender's generation; older ones are ignored.
-        generation: u32,
+        /// The sender's round; older ones are ignored.
+        round: u32,
         /// The requests.
         requests: Vec<Announcement>,
     },
     /// Coordinator to all: the next batch of the agreed stream.
     Agreed {
-        /// The generation.
-        generation: u32,
+        /// The round.
+        round: u32,
         /// Items in order.
         items: Vec<Agreed>,
     },
@@ -64,8 +64,8 @@ pub enum Message {
     },
     /// Coordinator to all: the last `items` items of the stream are the cycle; replay it from here on.
     Replay {
-        /// The generation.
-        generation: u32,
+        /// The round.
+        round: u32,
         /// Length of the cycle.
         items: u32,
         /// Hash of the cycle.
@@ -73,18 +73,18 @@ pub enum Message {
     },
     /// Member to coordinator: something does not fit.
     Break {
-        /// The generation whose replay is to end.
-        generation: u32,
+        /// The round whose replay is to end.
+        round: u32,
     },
     /// Coordinator to all: enter no more buckets and answer.
     Halt {
-        /// The generation.
-        generation: u32,
+        /// The round.
+        round: u32,
     },
     /// Member to coordinator: the answer to `Halt`.
     Halted {
-        /// The generation.
-        generation: u32,
+        /// The round.
+        round: u32,
         /// Buckets that this rank has entered or is bound to enter.
         entered: u64,
         /// Buckets that have finished here.
@@ -92,8 +92,8 @@ pub enum Message {
     },
     /// Coordinator to all: buckets before `until` finish, later ones are abandoned; negotiate again.
     Resume {
-        /// The new generation.
-        generation: u32,
+        /// The new round.
+        round: u32,
         /// See above.
         until: u64,
     },
@@ -175,16 +175,16 @@ impl Message {
 
     fn encode_body(&self, into: &mut Vec<u8>) {
         match self {
-            Message::Announce { generation, requests } => {
-                put_u64(into, u64::from(*generation));
+            Message::Announce { round, requests } => {
+                put_u64(into, u64::from(*round));
                 put_u64(into, requests.len() as u64);
                 for announcement in requests {
                     put_u64(into, announcement.seen);
                     put_request(into, &announcement.request);
                 }
             }
-            Message::Agreed { generation, items } => {
-                put_u64(into, u64::from(*generation));
+            Message::Agreed { round, items } => {
+                put_u64(into, u64::from(*round));
                 put_u64(into, items.len() as u64);
                 for agreed in items {
                     put_u64(into, agreed.seen);
@@ -197,19 +197,19 @@ impl Message {
                 put_str(into, reason);
             }
             Message::Joined { last } => put_u64(into, u64::from(last.0)),
-            Message::Replay { generation, items, hash } => {
-                put_u64(into, u64::from(*generation));
+            Message::Replay { round, items, hash } => {
+                put_u64(into, u64::from(*round));
                 put_u64(into, u64::from(*items));
                 into.extend_from_slice(&hash.to_le_bytes());
             }
-            Message::Break { generation } | Message::Halt { generation } => put_u64(into, u64::from(*generation)),
-            Message::Halted { generation, entered, completed } => {
-                put_u64(into, u64::from(*generation));
+            Message::Break { round } | Message::Halt { round } => put_u64(into, u64::from(*round)),
+            Message::Halted { round, entered, completed } => {
+                put_u64(into, u64::from(*round));
                 put_u64(into, *entered);
                 put_u64(into, *completed);
             }
-            Message::Resume { generation, until } => {
-                put_u64(into, u64::from(*generation));
+            Message::Resume { round, until } => {
+                put_u64(into, u64::from(*round));
                 put_u64(into, *until);
             }
             Message::Close => {}
@@ -220,13 +220,13 @@ impl Message {
     fn decode_body(kind: u8, reader: &mut Reader<'_>) -> Result<Message, Malformed> {
         Ok(match kind {
             1 => Message::Announce {
-                generation: reader.u32("a generation")?,
+                round: reader.u32("a round")?,
                 requests: reader.list("a number of requests", |reader| {
                     Ok(Announcement { seen: reader.u64("a bucket count")?, request: read_request(reader)? })
                 })?,
             },
             2 => Message::Agreed {
-                generation: reader.u32("a generation")?,
+                round: reader.u32("a round")?,
                 items: reader.list("a number of items", |reader| {
                     Ok(Agreed { seen: reader.u64("a bucket count")?, item: Arc::new(read_item(reader)?) })
                 })?,
@@ -237,18 +237,18 @@ impl Message {
             },
             4 => Message::Joined { last: Rank(reader.u32("a rank")?) },
             5 => Message::Replay {
-                generation: reader.u32("a generation")?,
+                round: reader.u32("a round")?,
                 items: reader.u32("a cycle length")?,
                 hash: u64::from_le_bytes(reader.take(8, "a hash")?.try_into().expect("eight bytes were taken")),
             },
-            6 => Message::Break { generation: reader.u32("a generation")? },
-            7 => Message::Halt { generation: reader.u32("a generation")? },
+            6 => Message::Break { round: reader.u32("a round")? },
+            7 => Message::Halt { round: reader.u32("a round")? },
             8 => Message::Halted {
-                generation: reader.u32("a generation")?,
+                round: reader.u32("a round")?,
                 entered: reader.u64("a bucket count")?,
                 completed: reader.u64("a bucket count")?,
             },
-            9 => Message::Resume { generation: reader.u32("a generation")?, until: reader.u64("a bucket count")? },
+            9 => Message::Resume { round: reader.u32("a round")?, until: reader.u64("a bucket count")? },
             10 => Message::Close,
             11 => Message::Closed { cause: reader.str("a cause")? },
             _ => return Err(reader.malformed("preceded by a known kind of message")),

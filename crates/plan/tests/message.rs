@@ -84,20 +84,15 @@ fn message() -> impl Strategy<Value = Message> {
     let g = any::<u32>;
     prop_oneof![
         (g(), proptest::collection::vec(announcement, 0..4))
-            .prop_map(|(generation, requests)| Message::Announce { generation, requests }),
-        (g(), proptest::collection::vec(agreed, 0..4))
-            .prop_map(|(generation, items)| Message::Agreed { generation, items }),
+            .prop_map(|(round, requests)| Message::Announce { round, requests }),
+        (g(), proptest::collection::vec(agreed, 0..4)).prop_map(|(round, items)| Message::Agreed { round, items }),
         (proptest::collection::vec(name(), 0..4), name()).prop_map(|(names, reason)| Message::Refuse { names, reason }),
         g().prop_map(|last| Message::Joined { last: Rank(last) }),
-        (g(), g(), any::<u64>()).prop_map(|(generation, items, hash)| Message::Replay { generation, items, hash }),
-        g().prop_map(|generation| Message::Break { generation }),
-        g().prop_map(|generation| Message::Halt { generation }),
-        (g(), number(), number()).prop_map(|(generation, entered, completed)| Message::Halted {
-            generation,
-            entered,
-            completed
-        }),
-        (g(), number()).prop_map(|(generation, until)| Message::Resume { generation, until }),
+        (g(), g(), any::<u64>()).prop_map(|(round, items, hash)| Message::Replay { round, items, hash }),
+        g().prop_map(|round| Message::Break { round }),
+        g().prop_map(|round| Message::Halt { round }),
+        (g(), number(), number()).prop_map(|(round, entered, completed)| Message::Halted { round, entered, completed }),
+        (g(), number()).prop_map(|(round, until)| Message::Resume { round, until }),
         Just(Message::Close),
         name().prop_map(|cause| Message::Closed { cause }),
     ]
@@ -174,7 +169,7 @@ fn items_whose_sizes_overflow_are_malformed() {
     };
     let decodes = |item| {
         let items = vec![Agreed { item: Arc::new(item), seen: 0 }];
-        Message::decode(&encoded(&Message::Agreed { generation: 0, items })).is_ok()
+        Message::decode(&encoded(&Message::Agreed { round: 0, items })).is_ok()
     };
     assert!(decodes(item(vec![0, 1 << 30], vec![1 << 20, 1 << 20])));
     assert!(!decodes(item(vec![0, 1 << 40], vec![1 << 20, 1 << 20])));

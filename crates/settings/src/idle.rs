@@ -102,7 +102,7 @@ pub(crate) const LAUNCHED: &[Setting] = &[
     internal("FARANDOLE_STUDY_*", "The point of the sweep, for commands that `farandole study` starts."),
     internal("HOROVOD_GLOO_RENDEZVOUS_ADDR", "With the port: tells jobs of `horovodrun` on one host apart."),
     internal("HOROVOD_GLOO_RENDEZVOUS_PORT", "See `HOROVOD_GLOO_RENDEZVOUS_ADDR`."),
-    internal("HOROVOD_HOSTNAME", "Set by `horovodrun`; not passed on to other hosts."),
+    internal("HOROVOD_HOSTNAME", "The rank's host, as `horovodrun` sets it; `farandole run --horovod` does, too."),
 ];
 
 pub(crate) const DEVELOPMENT: &[Setting] = &[

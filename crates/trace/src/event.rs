@@ -5,8 +5,9 @@
 //! *fused* into is *started*, *entered* by all ranks where that matters, and *packed*; it takes *steps*, between which
 //! it may be *waiting* for a peer and then *resumed*; it is *transferred*; it is unpacked and with that *finished*; and
 //! each request is *done*. There are also the *phases* of the program (forward, backward, waiting for input, …), stack
-//! samples of its thread while it is in none, marks for iterations and epochs, stalls and aborts; and what was measured
-//! on a device's own clock: for how long it had nothing to do, and how long its part of an operation took.
+//! samples of its thread while it is in none, marks for iterations and epochs, stalls and aborts; what was measured
+//! on a device's own clock: for how long it had nothing to do, and how long its part of an operation took; and, in an
+//! elastic job, the *stages* by which the rank came into its generation.
 //!
 //! Every record is four words of 64 bits ([`Record::to_words`]), the same in rings and in files. A record contains no
 //! text: names are in a table beside the records, and a record has their number.
@@ -237,6 +238,35 @@ coded! {
     }
 }
 
+coded! {
+    /// How far a member of an elastic job has come from one generation to the next. The stages follow each other; the
+    /// numbers lie in files; never renumber them.
+    RecoveryStage {
+        /// It knows that the generation before is over: a loss was heard of, or the program has left it.
+        Noticed = 0, "noticed";
+        /// It asks for the next one.
+        Asked = 1, "asked";
+        /// The members have agreed on it.
+        Agreed = 2, "agreed";
+        /// It is connected with all its ranks.
+        Connected = 3, "connected";
+        /// All its ranks have the same state.
+        Synchronised = 4, "synchronised";
+        /// The first step is made.
+        Stepped = 5, "stepped";
+    }
+}
+
+coded! {
+    /// What becomes of a step that the loss of a rank has interrupted. The numbers lie in files; never renumber them.
+    StepFate {
+        /// It is made again.
+        Repeated = 0, "repeated";
+        /// It is passed over, with its samples.
+        Dropped = 1, "dropped";
+    }
+}
+
 /// What has happened. See the module's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields mean the same in all variants: see the types, and each variant's text")]
@@ -313,6 +343,14 @@ pub enum Event {
     Stalled { name: NameId, group: GroupNumber, missing: u32, rank: u32 },
     /// This rank's collectives were aborted; the name is the cause.
     Aborted { name: NameId },
+
+    /// This member of an elastic job has come so far on its way to the generation of this trace. The first record of a
+    /// stage counts.
+    Recovery { stage: RecoveryStage },
+    /// A member of the generation before was lost; the name is the cause.
+    MemberLost { name: NameId, member: u64 },
+    /// The step under way in the generation before was not made.
+    StepLost { fate: StepFate },
 }
 
 /// The number of a template: requests that share a bucket again and again.

@@ -49,9 +49,13 @@ pub(crate) const HEADER_MAX_BYTES: u64 = 64 << 10;
 /// Records of one block: 128 KiB, a fraction of a millisecond of work that a kill can lose.
 pub(crate) const BLOCK_RECORDS: usize = 4096;
 
-/// The name of a rank's trace in a folder.
-pub fn name_of(rank: u32) -> String {
-    format!("rank-{rank:05}.{EXTENSION}")
+/// The name of a rank's trace in a folder. A member of an elastic job has one for each generation, and so has each
+/// rank: it is a different process in each.
+pub fn name_of(header: &TraceHeader) -> String {
+    match (header.rank, header.generation()) {
+        (rank, 0) => format!("rank-{rank:05}.{EXTENSION}"),
+        (rank, generation) => format!("rank-{rank:05}.generation-{generation}.{EXTENSION}"),
+    }
 }
 
 /// Why something cannot be read as a trace.

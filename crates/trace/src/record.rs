@@ -1,7 +1,8 @@
 //! Records as four words of 64 bits, the same in rings and in files.
 
 use crate::event::{
-    Collective, DeviceCache, DeviceStep, Dtype, Event, GroupNumber, NameId, OperationNumber, Phase, StepKind, ThreadId,
+    Collective, DeviceCache, DeviceStep, Dtype, Event, GroupNumber, NameId, OperationNumber, Phase, RecoveryStage,
+    StepFate, StepKind, ThreadId,
 };
 
 /// Bytes of a record in a file.
@@ -168,6 +169,9 @@ impl Event {
             Event::CacheHits { group, cache, hits, misses } => {
                 Fields { kind: 27, code: cache.code(), group, number: hits, bytes: misses, ..plain }
             }
+            Event::Recovery { stage } => Fields { kind: 28, code: stage.code(), ..plain },
+            Event::MemberLost { name, member } => Fields { kind: 29, small: name.0, number: member, ..plain },
+            Event::StepLost { fate } => Fields { kind: 30, code: fate.code(), ..plain },
         }
     }
 
@@ -211,6 +215,9 @@ impl Event {
             25 => Event::DeviceIdle { since_ns: number, ns: bytes },
             26 => Event::DeviceTook { group, operation, step: DeviceStep::from_code(code)?, ns: bytes },
             27 => Event::CacheHits { group, cache: DeviceCache::from_code(code)?, hits: number, misses: bytes },
+            28 => Event::Recovery { stage: RecoveryStage::from_code(code)? },
+            29 => Event::MemberLost { name, member: number },
+            30 => Event::StepLost { fate: StepFate::from_code(code)? },
             _ => return None,
         })
     }
@@ -255,6 +262,9 @@ mod tests {
             Event::DeviceIdle { since_ns: u64::MAX - 3, ns: BYTES_MAX },
             Event::DeviceTook { group, operation, step: DeviceStep::Unpack, ns: 7 },
             Event::CacheHits { group, cache: DeviceCache::Exports, hits: u64::MAX, misses: 0 },
+            Event::Recovery { stage: RecoveryStage::Stepped },
+            Event::MemberLost { name, member: u64::MAX },
+            Event::StepLost { fate: StepFate::Dropped },
         ];
         for event in events {
             let record = Record { time_ns: u64::MAX - 1, thread: ThreadId(500), event };

@@ -274,6 +274,13 @@ impl Recorder {
         }
     }
 
+    /// Records an event of this thread that was earlier, before there was a recorder perhaps.
+    pub fn mark_at(&self, time_ns: u64, event: Event) {
+        if self.is_on() {
+            lock(&self.marks).write(Record { time_ns, thread: ThreadId::current(), event }.to_words());
+        }
+    }
+
     /// This thread is about to wait for the result of a request, since this moment.
     #[inline]
     pub fn block(&self, since_ns: u64) {

@@ -193,28 +193,31 @@ impl Trace {
         Trace::decode(&bytes)
     }
 
-    /// Reads the traces of all ranks in a folder, in the order of ranks; and says which files are no traces that this
-    /// program can read.
+    /// Reads the traces of all ranks in a folder, in the order of generations and ranks; and says which files are no
+    /// traces that this program can read. Where there are several elastic jobs, or one and traces of something else,
+    /// those of the job that began last count.
     ///
     /// # Errors
     /// If the folder cannot be read, with its path, or if there is no trace that can.
     pub fn read_folder(folder: &Path) -> Result<(Vec<Trace>, Vec<Unreadable>), (PathBuf, ReadError)> {
         let unreadable = |error: std::io::Error| (folder.to_owned(), ReadError::Unreadable(error.to_string()));
-        let mut traces: BTreeMap<(u32, u64), Trace> = BTreeMap::new();
+        let mut traces: Vec<Trace> = Vec::new();
         let mut spoilt: Vec<Unreadable> = Vec::new();
         for entry in std::fs::read_dir(folder).map_err(unreadable)? {
             let path = entry.map_err(unreadable)?.path();
             if path.extension().is_some_and(|extension| extension == file::EXTENSION) {
                 match Trace::read(&path) {
-                    Ok(trace) => drop(traces.insert((trace.header.rank, trace.header.anchor_unix_ns), trace)),
+                    Ok(trace) => traces.push(trace),
                     Err(error) => spoilt.push(Unreadable { path, error }),
                 }
             }
         }
+        traces.sort_by_key(|trace| trace.header.anchor_unix_ns);
+        let job = traces.last().and_then(|trace| trace.header.elastic_job()).map(str::to_owned);
         // A rank that was started again has several; the last one counts.
-        let mut last: BTreeMap<u32, Trace> = BTreeMap::new();
-        for ((rank, _), trace) in traces {
-            last.insert(rank, trace);
+        let mut last: BTreeMap<(u64, u32), Trace> = BTreeMap::new();
+        for trace in traces.into_iter().filter(|trace| trace.header.elastic_job() == job.as_deref()) {
+            last.insert((trace.header.generation(), trace.header.rank), trace);
         }
         spoilt.sort_by(|a, b| a.path.cmp(&b.path));
         match spoilt.first() {

@@ -68,8 +68,9 @@ impl RunTrace {
 fn free_path(folder: &Path, own: &TraceHeader) -> PathBuf {
     let is_ours =
         |path: &PathBuf| TraceHeader::read(path).is_ok_and(|header| header.pid == own.pid && header.host == own.host);
-    let later = (2_u32..).map(|time| folder.join(format!("rank-{:05}.{time}.{EXTENSION}", own.rank)));
-    let mut paths = std::iter::once(folder.join(name_of(own.rank))).chain(later);
+    let first = folder.join(name_of(own));
+    let later = (2_u32..).map(|time| first.with_extension(format!("{time}.{EXTENSION}")));
+    let mut paths = std::iter::once(first.clone()).chain(later);
     paths.find(|path| !is_ours(path)).expect("invariant: a process is not started over four thousand million times")
 }
 
@@ -83,7 +84,7 @@ pub(crate) fn dump_all(recorder: &Recorder, folder: &Path, occasion: &str) -> io
 }
 
 pub(crate) fn write(recorder: &Recorder, mut tail: Tail, folder: &Path, occasion: &str) -> io::Result<PathBuf> {
-    let path = folder.join(name_of(recorder.header().rank));
+    let path = folder.join(name_of(recorder.header()));
     let temporary_path = path.with_extension(format!("encoder-{}", std::process::id()));
     let mut encoder = TraceEncoder::begin(recorder.header());
     encode_update(&mut encoder, tail.follow(recorder));

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use farandole_testing::Folder;
 use farandole_trace::event::{Collective, Dtype, GroupNumber, OperationNumber};
 use farandole_trace::{
-    Cycles, DumpReason, Event, FallbackFolder, Identity, JOBS_KEPT, Recorder, RingWriter, Trace, TraceEnding,
-    TraceWriter, WriterOptions, clock,
+    Cycles, DumpReason, Event, FallbackFolder, GenerationView, Identity, JOBS_KEPT, Recorder, RingWriter, Trace,
+    TraceEnding, TraceWriter, WriterOptions, clock,
 };
 
 fn recorder() -> Arc<Recorder> {
@@ -159,6 +159,28 @@ fn a_process_that_is_a_rank_twice_leaves_two_traces() {
     names.sort();
     assert_eq!(names, ["rank-00002.2.trace", "rank-00002.trace"]);
     assert_eq!(Trace::read_folder(&folder).unwrap().0.len(), 1, "of a rank the last trace counts");
+}
+
+#[test]
+fn ranks_of_an_elastic_job_leave_a_trace_for_each_generation() {
+    let folder = Folder::new();
+    let options = WriterOptions { trace_in: Some(folder.to_path_buf()), ..WriterOptions::default() };
+    let keep = |job: &str, number, rank, members: &[u64]| {
+        let (member, size) = (members[rank as usize], members.len() as u32);
+        let view = GenerationView { job: job.into(), number, member, members: members.to_vec() };
+        let identity = Identity { rank, size, settings: view.settings(), ..Identity::default() };
+        drop(TraceWriter::start(&Recorder::new(identity, 100), options.clone()).unwrap());
+    };
+    keep("earlier", 7, 0, &[0, 1]);
+    // Rank 0 is lost, and rank 1 becomes rank 0.
+    keep("this", 1, 0, &[0, 1]);
+    keep("this", 1, 1, &[0, 1]);
+    keep("this", 2, 0, &[1]);
+    assert!(folder.join("rank-00001.generation-1.trace").exists());
+    let (traces, spoilt) = Trace::read_folder(&folder).unwrap();
+    assert_eq!(spoilt, []);
+    let read: Vec<_> = traces.iter().map(|trace| (trace.header.generation(), trace.header.member())).collect();
+    assert_eq!(read, [(1, 0), (1, 1), (2, 1)], "each in its generation, and none of another job");
 }
 
 #[test]

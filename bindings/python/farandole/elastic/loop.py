@@ -14,8 +14,7 @@ small collective, and it is made by all or by none. Horovod has each rank decide
 **Nobody leaves early.** The function returns when it has returned on all ranks. Without that, a rank could be done, and
 in whatever follows, while another one hears of a death in its last commit and waits for it at the boundary.
 
-**Resets are counted**, and the largest count of all ranks is everybody's, so that those who joined later give up with
-the others when the limit of the job is passed.
+The limit of resets is the launcher's, which sees all of them.
 
 Errors in `reset` end the function: the engine has tried until the job's timeout, and the text says why it gave up.
 """
@@ -52,14 +51,14 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
         notification_manager.init()
         notification_manager.register_listener(state)
-        wants_sync, resets = True, 0
+        wants_sync = True
         try:
             while True:
                 try:
-                    must_sync, resets = native.largest([int(wants_sync), resets], "sync")
-                    _check_limit(resets)
+                    (must_sync,) = native.largest([int(wants_sync)], "sync")
                     if must_sync:
                         state.sync()
+                    native.note_synchronised()
                     result = func(state, *args, **kwargs)
                     native.largest([0], "returned")
                     return result
@@ -68,16 +67,9 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     wants_sync = True
                 except HostsUpdatedInterrupt as interrupt:
                     wants_sync = not interrupt.skip_sync
-                resets += 1
                 reset()
                 state.on_reset()
         finally:
             notification_manager.remove_listener(state)
 
     return wrapper
-
-
-def _check_limit(resets: int) -> None:
-    limit = native.reset_limit()
-    if limit is not None and resets > limit:
-        raise RuntimeError(RESET_LIMIT_EXCEEDED_MESSAGE.format(limit))

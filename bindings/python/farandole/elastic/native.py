@@ -1,19 +1,20 @@
 """What elastic training asks of the engine: all of it, and nothing else in the package asks for more.
 
-Four questions and one act. Is this job elastic (`enabled`)? Do processes wait to join (`candidates`)? How many resets
-are allowed (`reset_limit`)? What do the ranks know together (`largest`, `begin_largest`, `gathered`, each one small
-collective)? And `next_generation`, which leaves the job as it is now and becomes a rank of it as it is next.
+Three questions: is this job elastic (`enabled`)? Do processes wait to join (`candidates`)? What do the ranks know
+together (`largest`, `begin_largest`, `gathered`, each one small collective)? One act: `next_generation`, which leaves
+the job as it is now and becomes a rank of it as it is next. And what is written down of a recovery, for reports: when
+all ranks have the same state again (`note_synchronised`), when a step is made (`note_stepped`), and what has become of
+the step under way (`note_step_lost`).
 
 Invariant: `largest` and `gathered` give the same answer on all ranks or raise `HorovodInternalError`.
-
-An engine without elastic jobs answers as a job in which nobody waits; then only HOROVOD_ELASTIC=1 makes it elastic.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, Literal
 
 from farandole import _native
 from farandole.basics import basics
@@ -23,24 +24,30 @@ _INT64 = 8
 """The engine's number of this element type."""
 
 
+@functools.cache
 def enabled() -> bool:
-    """Whether ranks may leave and join this job while it runs."""
-    if _native.switch_setting("HOROVOD_ELASTIC"):
-        return True
-    ask = getattr(_native, "elastic_enabled", None)
-    return False if ask is None else bool(ask())
+    """Whether ranks may leave and join this job while it runs. Asked in every step, and it never changes."""
+    return _native.elastic_enabled() or _native.switch_setting("HOROVOD_ELASTIC")
 
 
 def candidates() -> int:
     """How many processes the next generation would take in, as far as this rank knows. Cheap."""
-    ask = getattr(_native, "elastic_candidates", None)
-    return 0 if ask is None else int(ask())
+    return _native.elastic_candidates()
 
 
-def reset_limit() -> Optional[int]:
-    """How many resets the job may see; `None`: any number."""
-    ask = getattr(_native, "elastic_reset_limit", None)
-    return None if ask is None else ask()
+def note_synchronised() -> None:
+    """All ranks of this generation have the same state."""
+    _native.elastic_stage("synchronised")
+
+
+def note_stepped() -> None:
+    """The first step of this generation is made."""
+    _native.elastic_stage("stepped")
+
+
+def note_step_lost(fate: Literal["repeated", "dropped"]) -> None:
+    """The step under way when the last generation ended was not made."""
+    _native.elastic_step_lost(fate)
 
 
 def next_generation() -> None:

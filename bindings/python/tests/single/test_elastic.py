@@ -201,15 +201,6 @@ def test_other_errors_end_the_function_and_the_listening() -> None:
     state.check_host_updates()
 
 
-def test_resets_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "reset_limit", lambda: 2)
-    errors = [HorovodInternalError("lost") for _ in range(2)]
-    assert run_with(Recorded(), *errors) == "done"
-    errors = [HorovodInternalError("lost") for _ in range(3)]
-    with pytest.raises(RuntimeError, match="number of resets during elastic job exceeded limit: 2"):
-        run_with(Recorded(), *errors)
-
-
 def test_callbacks_run_after_each_reset() -> None:
     state, called = Recorded(), []
     state.register_reset_callbacks([lambda: called.append(1), lambda: called.append(2)])

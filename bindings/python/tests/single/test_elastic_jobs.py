@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from jobs import command, environment
@@ -62,6 +64,56 @@ def test_survivors_of_a_killed_rank_go_on_and_a_replacement_joins() -> None:
     for member in (0, 2, 3):
         assert f"member {member} ends with 3 ranks" in ended.stdout, ended.stdout[-3000:]
     assert "lost 1 member" in ended.stderr, ended.stderr[-3000:]
+
+
+def test_a_report_says_what_recoveries_have_cost(tmp_path: Path) -> None:
+    script = "want = 3\n" + TRAINING + "how = signal.SIGKILL\n" + LOOP
+    flags = ["--min-np", "2", "--blacklist-cooldown-range", "0", "0", "--trace", str(tmp_path)]
+    check(run(script, *flags))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"rank-00001.generation-1.trace", "rank-00001.generation-2.trace"} <= names, names
+    words = [command(), "report", str(tmp_path), "--json"]
+    report = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    elastic = json.loads(report.stdout)["elastic"]
+    first, *_, last = elastic["generations"]
+    assert (first["ranks"], first["recovery"], last["ranks"]) == (3, None, 3), elastic
+    assert elastic["recoveries"] == len(elastic["generations"]) - 1 and 0 < elastic["lost_percent"] < 100, elastic
+    second = elastic["generations"][1]
+    assert [left["member"] for left in second["left"]] == [1] and second["left"][0]["cause"], second
+    recovery = second["recovery"]
+    phases = ["interrupted", "leaving", "agreeing", "connecting", "synchronising"]
+    assert sum(recovery[f"{phase}_ns"] for phase in phases) == recovery["ns"] > 0, recovery
+    assert recovery["connecting_ns"] > 0 and recovery["first_step_ns"] > 0, recovery
+    assert recovery["step"] == "repeated", recovery
+    assert any(generation["joined"] == [3] for generation in elastic["generations"][1:]), elastic
+    # The others' waits for the dead one are no communication of the generation that is shown.
+    shown = [command(), "report", str(tmp_path), "--generation", "1"]
+    assert "What follows is about generation 1" in subprocess.run(shown, capture_output=True, text=True).stdout
+
+
+@pytest.mark.alone
+def test_a_rank_that_keeps_the_others_waiting_is_replaced(tmp_path: Path) -> None:
+    script = TRAINING + """
+while (hvd.size() < 3 or _native.elastic_generation() == 1) and training.steps < 3000:
+    with training.step():
+        optimizer.zero_grad()
+        model(torch.full((2, 8), 1.0 + hvd.rank())).sum().backward()
+        time.sleep(0.25 if me == 1 else 0.01)
+        optimizer.step()
+    generations.add(_native.elastic_generation())
+print("member", me, "ends with", hvd.size(), "ranks in generation", max(generations), flush=True)
+"""
+    flags = ["--min-np", "2", "--replace-slow=8", "--blacklist-cooldown-range", "0", "0", "--trace", str(tmp_path)]
+    ended = run(script, *flags)
+    check(ended)
+    words = [command(), "report", str(tmp_path)]
+    report = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert "member 1 is gone: member 1 on" in report.stdout and "was slow: as rank 1" in report.stdout, report.stdout
+    assert "was slow: as rank 1 of generation 1 it waited for" in ended.stderr, ended.stderr[-3000:]
+    assert "(--replace-slow), and was ended" in ended.stderr, ended.stderr[-3000:]
+    for member in (0, 2):
+        assert f"member {member} ends with" in ended.stdout, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert "member 1 ends" not in ended.stdout
 
 
 def test_survivors_of_a_stopped_rank_go_on_without_it() -> None:

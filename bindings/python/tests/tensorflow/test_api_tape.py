@@ -315,7 +315,7 @@ def test_gradients_of_reduced_gradients() -> None:
 def test_graphs_of_an_elastic_job_ask_for_its_size_when_they_run(
     monkeypatch: pytest.MonkeyPatch, options: dict
 ) -> None:
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    monkeypatch.setattr("farandole.elastic.native.enabled", lambda: True)
     model = Model()
     assert_same(distributed_gradients(model, True, **options), joined(model))
 

@@ -18,6 +18,8 @@ use farandole_insight::history::TimeWindow;
 use farandole_insight::report::{json, page, text};
 use farandole_insight::verdict::Verdict;
 
+use load::Loaded;
+
 /// What the command ends with when an efficiency is too low.
 const TOO_LOW: u8 = 2;
 
@@ -39,6 +41,10 @@ pub(crate) struct ReportArgs {
     /// Look at a part only: iterations=10..20, epochs=2, phase=evaluation, or seconds=1.5..4. Both ends are included.
     #[arg(long, value_name = "WINDOW")]
     window: Option<TimeWindow>,
+
+    /// Of an elastic job, look at this generation, between recoveries; without it, at the one with most iterations.
+    #[arg(long, value_name = "NUMBER")]
+    generation: Option<u64>,
 
     /// Traces of another run, mostly with fewer ranks, to compare the work with.
     #[arg(long, value_name = "DIR")]
@@ -93,10 +99,12 @@ fn floor(word: &str) -> std::result::Result<Floor, String> {
 /// Reads, judges, and says it.
 pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
     let window = args.window.clone().unwrap_or_default();
-    let history = load::history(&args.folder)?.cut(&window)?;
+    let Loaded { history, generations } = load::job(&args.folder, args.generation)?;
+    let history = history.cut(&window)?;
     let reference = args.reference.as_deref().map(load::history).transpose()?;
     let scaling = if args.scaling == "strong" { Scaling::Strong } else { Scaling::Weak };
-    let verdict = Verdict::of(&history, &window, reference.as_ref().map(|reference| (reference, scaling)));
+    let mut verdict = Verdict::of(&history, &window, reference.as_ref().map(|reference| (reference, scaling)));
+    verdict.generations = generations;
     if reference.is_some() && verdict.against.is_none() {
         return Err(anyhow!(
             "the two runs cannot be compared: iterations must be marked in both, to know how much was done"

@@ -45,6 +45,7 @@ const OTHER_KEYS: &[Key] = &[
     ("elastic", "reset_limit", Value("reset-limit")),
     ("elastic", "blacklist_cooldown_range", Values("blacklist-cooldown-range")),
     ("elastic", "spares", Value("spares")),
+    ("elastic", "replace_slow", Value("replace-slow")),
     ("elastic", "restarts", Value("restarts")),
     ("", "controller", Word(&["gloo", "mpi", "jsrun"])),
     ("params", "cycle_time_ms", Value("cycle-time-ms")),

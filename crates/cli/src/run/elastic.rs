@@ -57,6 +57,19 @@ pub(crate) struct ElasticArgs {
     #[arg(long, value_name = "N", help_heading = ELASTIC)]
     pub(super) spares: Option<usize>,
 
+    /// Replace a rank that keeps the others waiting: over so many iterations it hardly waited, and the others for a
+    /// fifth of their time more. Never below --min-np, and one at a time [default: never; without a number, 200
+    /// iterations]
+    #[arg(
+        long,
+        value_name = "ITERATIONS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "200",
+        help_heading = ELASTIC
+    )]
+    pub(super) replace_slow: Option<u64>,
+
     /// Start the whole job again when it fails, so many times. For scripts that know nothing of elastic jobs and go on
     /// from a checkpoint; ranks find in FARANDOLE_RESTART how often it was
     #[arg(long, value_name = "TIMES", help_heading = ELASTIC)]
@@ -96,6 +109,7 @@ pub(super) fn elastic(
         max_np: flags.max_np.or_else(|| (args.ranks.is_some() || source == HostSource::Fixed).then_some(np)),
         spares,
         reset_limit: flags.reset_limit,
+        replace_slow: flags.replace_slow,
         timeout: args.settings.value(&settings::ELASTIC_TIMEOUT, text)?,
         cool_down: cool_down(&flags.blacklist_cooldown_range)?,
         hosts,
@@ -115,6 +129,7 @@ impl ElasticArgs {
             || self.reset_limit.is_some()
             || !self.blacklist_cooldown_range.is_empty()
             || self.spares.is_some()
+            || self.replace_slow.is_some()
     }
 }
 
@@ -197,6 +212,11 @@ fn check(spec: &ElasticSpec, slots: usize, np_is_given: bool) -> Result<()> {
             needed - slots
         );
     }
+    ensure!(spec.replace_slow != Some(0), "--replace-slow=0: expected a number of iterations");
+    ensure!(
+        spec.replace_slow.is_none() || min_np < np.saturating_add(spares),
+        "--replace-slow: nobody could ever leave, because --min-np is {min_np}; give a smaller --min-np, or --spares 1"
+    );
     ensure!(min_np <= np || !np_is_given, "--min-np {min_np}: is more than -np {np}");
     Ok(())
 }

@@ -98,7 +98,10 @@ fn described(elastic: &ElasticSpec) -> String {
         HostSource::Slurm { nodes, .. } => format!("nodes of the Slurm allocation {nodes} that are up"),
     };
     let (least, timeout) = (elastic.min_np, elastic.timeout.as_secs_f64());
-    format!("{least} to {most} ranks{spares} on {hosts}; with fewer it waits {timeout} s")
+    let slow = elastic.replace_slow.map_or_else(String::new, |iterations| {
+        format!("; ranks that are slow over {iterations} iterations are replaced")
+    });
+    format!("{least} to {most} ranks{spares} on {hosts}; with fewer it waits {timeout} s{slow}")
 }
 
 /// A word as a shell would take it back.

@@ -95,6 +95,11 @@ const EVERY_FLAG: &[(&str, Outcome)] = &[
     ("--elastic-timeout 60", Outcome::JobSpec(|spec| elastic(spec, |elastic| elastic.timeout.as_secs() == 60))),
     ("--elastic-timeout 60", Sets("FARANDOLE_ELASTIC_TIMEOUT", "60")),
     ("--reset-limit 3", Outcome::JobSpec(|spec| elastic(spec, |elastic| elastic.reset_limit == Some(3)))),
+    ("--min-np 1 --replace-slow", Outcome::JobSpec(|spec| elastic(spec, |elastic| elastic.replace_slow == Some(200)))),
+    (
+        "--spares 1 --replace-slow=50",
+        Outcome::JobSpec(|spec| elastic(spec, |elastic| elastic.replace_slow == Some(50))),
+    ),
     (
         "--blacklist-cooldown-range 60 300",
         Outcome::JobSpec(|spec| {
@@ -490,6 +495,8 @@ fn contradictions_in_an_elastic_job_are_refused() {
         ("-H h1 --host-discovery-script s", "cannot be used with"),
         ("-np 2 --min-np two", "invalid value 'two'"),
         ("-H h1:2 --slots-per-host 2", "with -H and --hostfile each host has its own number"),
+        ("-np 4 --replace-slow", "--replace-slow: nobody could ever leave, because --min-np is 4"),
+        ("-np 4 --min-np 2 --replace-slow=0", "--replace-slow=0: expected a number of iterations"),
         ("-np 2 --min-np 1 -x FARANDOLE_ELASTIC_MEMBER=1", "the launcher sets this itself"),
     ] {
         let error = format!("{:#}", elastic_of(&[], words).unwrap_err());
@@ -522,9 +529,10 @@ fn hosts_of_an_elastic_job_come_from_a_script_a_file_or_slurm() {
 fn a_file_describes_elastic_jobs_as_well() {
     let folder = farandole_testing::Folder::new();
     let file = folder.join("run.yaml");
-    fs::write(&file, "elastic:\n  min_np: 2\n  timeout: 30\n  blacklist_cooldown_range: 10,60\n").unwrap();
+    fs::write(&file, "elastic:\n  min_np: 2\n  timeout: 30\n  replace_slow: 70\n  blacklist_cooldown_range: 10,60\n")
+        .unwrap();
     let spec = spec_of(&["-np", "4", "--config-file", file.to_str().unwrap(), "a"]);
     let elastic = spec.elastic.unwrap();
-    assert_eq!((elastic.min_np, elastic.timeout), (2, Duration::from_secs(30)));
+    assert_eq!((elastic.min_np, elastic.timeout, elastic.replace_slow), (2, Duration::from_secs(30), Some(70)));
     assert_eq!(elastic.cool_down, Some((Duration::from_secs(10), Duration::from_secs(60))));
 }

@@ -11,6 +11,7 @@ pub(super) fn snapshot(size: usize, hosts: usize) -> Snapshot {
         command: "python train.py --epochs 90".into(),
         size,
         running_seconds: 75.0,
+        ..JobView::default()
     };
     let rank = |rank: usize| RankView {
         rank: rank as u32,

@@ -14,8 +14,13 @@ pub(super) fn head(snapshot: &Snapshot) -> Vec<String> {
     let (pid, launcher, size) = (job.pid, clean(&job.launcher), job.size);
     let ranks = if size == 1 { "rank" } else { "ranks" };
     let running = time(job.running_seconds);
+    let generation = match (job.generation, job.recoveries) {
+        (0, _) => String::new(),
+        (number, 1) => format!(" · generation {number}, 1 recovery"),
+        (number, recoveries) => format!(" · generation {number}, {recoveries} recoveries"),
+    };
     vec![
-        format!("job {pid} of {launcher} on {}: {size} {ranks} on {hosts}, {running}", clean(&job.host)),
+        format!("job {pid} of {launcher} on {}: {size} {ranks} on {hosts}, {running}{generation}", clean(&job.host)),
         clean(&job.command),
         format!("{}{}", states(&snapshot.ranks), figures(&snapshot.ranks)),
     ]
@@ -129,6 +134,15 @@ mod tests {
         assert_eq!(head[0], "job 4711 of farandole run on login: 4 ranks on 2 hosts, 1 min 15 s");
         assert_eq!(head[1], "python train.py --epochs 90");
         assert_eq!(head[2], "4 running · 10.0 it/s · 4.00 MB/s · waiting 25 % (least: rank 3, 10 %) · input 5 %");
+    }
+
+    #[test]
+    fn the_head_of_an_elastic_job_says_its_generation() {
+        let mut snapshot = samples::snapshot(4, 2);
+        (snapshot.job.generation, snapshot.job.size, snapshot.job.recoveries) = (5, 3, 2);
+        assert!(head(&snapshot)[0].ends_with(": 3 ranks on 2 hosts, 1 min 15 s · generation 5, 2 recoveries"));
+        snapshot.job.recoveries = 1;
+        assert!(head(&snapshot)[0].ends_with("generation 5, 1 recovery"));
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl Environment {
             launcher: self.launcher.to_string(),
             command: command.join(" ").chars().take(MOST_COMMAND_CHARS).collect(),
             size: self.size,
-            running_seconds: 0.0,
+            ..JobView::default()
         };
         let state = Arc::new(JobState::new(job, &[]));
         let wanted = farandole_settings::METRICS.in_environment();

@@ -35,6 +35,8 @@ pub(crate) enum What {
     Stopped(i32, Duration),
     /// A rank's process is there, but has not been heard of for so long.
     Silent(Duration),
+    /// A rank has kept the others waiting, in these words.
+    Slow(String),
     /// The agent of a host could not be started, or did not come.
     AgentNeverCame(String),
     /// The agent of a host has ended; its ranks with it.
@@ -80,6 +82,7 @@ impl Failure {
             What::HostSilent(_) => FailureKind::HostLost,
             What::AgentGone(_) => FailureKind::AgentLost,
             What::NotStarted(_)
+            | What::Slow(_)
             | What::AgentNeverCame(_)
             | What::Unreachable(_)
             | What::ResultLost(_)
@@ -106,7 +109,7 @@ impl Failure {
             What::HostSilent(silence) => {
                 format!("was lost with its host, which was not heard of for {:.1} s", silence.as_secs_f64())
             }
-            What::Stopped(..) | What::Silent(_) => {
+            What::Stopped(..) | What::Silent(_) | What::Slow(_) => {
                 let words = Failure { rank: None, ..self.clone() }.to_string();
                 return format!("{} {words}, and was ended", self.member());
             }
@@ -160,6 +163,7 @@ impl fmt::Display for Failure {
                 "has not given a sign of life for {:.1} s, though its process is there (--heartbeat-timeout)",
                 silence.as_secs_f64()
             ),
+            What::Slow(figures) => write!(f, "was slow: {figures} (--replace-slow)"),
             What::ResultLost(why) => write!(f, "has a result that cannot be kept: {why}"),
             What::AgentNeverCame(how) => write!(f, "{host} cannot be used: {how}"),
             What::AgentGone(how) => write!(f, "{} is gone, and its ranks with it: {how}", agent()),

@@ -79,6 +79,8 @@ pub struct ElasticSpec {
     pub spares: usize,
     /// How often its membership may change.
     pub reset_limit: Option<u64>,
+    /// A member that keeps the others waiting over so many iterations is replaced.
+    pub replace_slow: Option<u64>,
     /// How long it waits below `min_np`.
     pub timeout: Duration,
     /// For how long hosts that fail are left alone, from and to. Unless it is said, the first failure of a host has no

@@ -30,6 +30,7 @@ use super::supervision::Action;
 use crate::channel::Received;
 use crate::error::{Error, Result};
 use agents::AgentHandle;
+use starts::TargetHost;
 
 /// Agents that have nothing left to do, and ssh behind them, get this long to end by themselves.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -358,6 +359,9 @@ impl Launcher<'_> {
         while let Some(action) = self.supervision.next_action() {
             match action {
                 Action::Send(host, directive) => {
+                    if let Directive::Found(generation) = &directive {
+                        self.live.entered(generation);
+                    }
                     if self.task.is_some() && matches!(directive, Directive::Start(_)) {
                         self.lines[host].fed_bytes = Some(0);
                     }
@@ -373,8 +377,8 @@ impl Launcher<'_> {
                 Action::StartMembers(host, wanted) => {
                     let line = &mut self.lines[host];
                     wanted.members.iter().for_each(|member| self.live.add(member.rank, &line.name));
-                    let start =
-                        starts::of_members(&self.spec, line.is_local, wanted, self.restart + self.spec.requeues);
+                    let host = TargetHost { name: &line.name, is_local: line.is_local };
+                    let start = starts::of_members(&self.spec, host, wanted, self.restart + self.spec.requeues);
                     if let Some(channel) = &mut line.channel {
                         // A channel that is broken is noticed when it is read.
                         let _ = channel.queue(&encode(&Directive::Start(Box::new(start))));

@@ -8,6 +8,7 @@ use super::job_spec::JobSpec;
 use super::message::AgentReport;
 use crate::error::Result;
 use crate::live::{JobState, JobView, LiveEndpoint, LiveState};
+use crate::rendezvous::Generation;
 
 /// A command is shown up to so many characters: a line of a screen.
 const MOST_COMMAND_CHARS: usize = 200;
@@ -31,7 +32,7 @@ impl LivePublisher {
             launcher: "farandole run".to_owned(),
             command: command.join(" ").chars().take(MOST_COMMAND_CHARS).collect(),
             size: placement.size(),
-            running_seconds: 0.0,
+            ..JobView::default()
         };
         let mut hosts = vec![String::new(); placement.size()];
         for (number, host) in placement.hosts().iter().enumerate() {
@@ -56,6 +57,11 @@ impl LivePublisher {
         self.state.add(member, host);
     }
 
+    /// An elastic job is in this generation.
+    pub(super) fn entered(&self, generation: &Generation) {
+        self.state.entered(generation.number, generation.members.len());
+    }
+
     /// Records what an agent reports of its ranks.
     pub(super) fn hear(&self, report: &AgentReport, now: Instant) {
         match report {
@@ -66,6 +72,7 @@ impl LivePublisher {
             AgentReport::Samples(samples) => {
                 samples.iter().for_each(|(rank, sample)| self.state.sampled(*rank, sample, now));
             }
+            AgentReport::Entering(generation) => self.entered(generation),
             _ => {}
         }
     }

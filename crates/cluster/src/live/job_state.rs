@@ -24,6 +24,16 @@ pub struct JobState {
     job: JobView,
     began: Instant,
     ranks: Mutex<Vec<Entry>>,
+    /// Of an elastic job.
+    generation: Mutex<Option<Generation>>,
+}
+
+/// Which generation an elastic job is in.
+#[derive(Clone, Copy, Debug)]
+struct Generation {
+    number: u64,
+    size: usize,
+    recoveries: u64,
 }
 
 /// What is known of one rank.
@@ -44,7 +54,7 @@ impl JobState {
     pub fn new(job: JobView, hosts: &[String]) -> JobState {
         let entry = |rank: usize| Entry { host: hosts.get(rank).cloned().unwrap_or_default(), ..Entry::default() };
         let ranks = Mutex::new((0..job.size).map(entry).collect());
-        JobState { job, began: Instant::now(), ranks }
+        JobState { job, began: Instant::now(), ranks, generation: Mutex::new(None) }
     }
 
     fn ranks(&self) -> MutexGuard<'_, Vec<Entry>> {
@@ -73,6 +83,17 @@ impl JobState {
         let count = ranks.len().max(number as usize + 1);
         ranks.resize_with(count, Entry::default);
         ranks[number as usize].host = host.to_owned();
+    }
+
+    /// An elastic job is in the generation with this number, which has so many ranks. Earlier ones, of which some hear
+    /// late, change nothing.
+    pub fn entered(&self, number: u64, size: usize) {
+        let mut generation = self.generation.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *generation {
+            Some(known) if known.number >= number => {}
+            Some(known) => *known = Generation { number, size, recoveries: known.recoveries + 1 },
+            None => *generation = Some(Generation { number, size, recoveries: 0 }),
+        }
     }
 
     /// A signal has stopped it.
@@ -114,7 +135,11 @@ impl JobState {
         let running_seconds = now.saturating_duration_since(self.began).as_secs_f64();
         let entries = self.ranks().clone();
         let ranks = entries.into_iter().zip(0..).map(|(entry, rank)| entry.view(rank, now)).collect();
-        Snapshot { format: FORMAT, job: JobView { running_seconds, ..self.job.clone() }, ranks }
+        let mut job = JobView { running_seconds, ..self.job.clone() };
+        if let Some(known) = *self.generation.lock().unwrap_or_else(PoisonError::into_inner) {
+            (job.generation, job.size, job.recoveries) = (known.number, known.size, known.recoveries);
+        }
+        Snapshot { format: FORMAT, job, ranks }
     }
 }
 
@@ -252,6 +277,23 @@ mod tests {
         state.sampled(0, &sample(1), now);
         let rank = state.snapshot(now).ranks.remove(0);
         assert_eq!((rank.state, rank.bytes_per_second, rank.totals.bytes), (LiveState::Running, None, 1000));
+    }
+
+    #[test]
+    fn an_elastic_job_counts_its_recoveries() {
+        let (state, now) = (state(2), Instant::now());
+        let at = || {
+            let job = state.snapshot(now).job;
+            (job.generation, job.size, job.recoveries)
+        };
+        assert_eq!(at(), (0, 2, 0));
+        state.entered(1, 2);
+        state.entered(3, 1);
+        state.entered(3, 1);
+        state.entered(1, 2);
+        assert_eq!(at(), (3, 1, 1));
+        state.entered(4, 2);
+        assert_eq!(at(), (4, 2, 2));
     }
 
     #[test]

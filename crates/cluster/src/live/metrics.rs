@@ -90,6 +90,10 @@ pub fn page(snapshot: &Snapshot) -> String {
     };
     job("ranks", "Number of ranks of the job.", snapshot.job.size as f64);
     job("job_running_seconds", "How long the job has been running.", snapshot.job.running_seconds);
+    if snapshot.job.generation > 0 {
+        job("generation", "Number of the generation that the elastic job is in.", snapshot.job.generation as f64);
+        job("recoveries", "How often it has come from one generation to another.", snapshot.job.recoveries as f64);
+    }
     for Family { name, kind, help, value } in &FAMILIES {
         let _ = writeln!(page, "# HELP farandole_{name} {help}\n# TYPE farandole_{name} {kind}");
         for rank in &snapshot.ranks {

@@ -37,6 +37,11 @@ pub struct JobView {
     pub size: usize,
     /// How long the job has been running.
     pub running_seconds: f64,
+    /// Of an elastic job the number of its generation, whose ranks `size` counts; 0: its size is fixed, or it has not
+    /// begun.
+    pub generation: u64,
+    /// How often it has come from one generation to another.
+    pub recoveries: u64,
 }
 
 /// What is to be said of a rank in one word.

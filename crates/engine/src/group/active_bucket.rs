@@ -170,7 +170,7 @@ impl Group {
     /// sides. An abandoned bucket and the one in its place have the same parity, which does no harm: nobody looks any
     /// more.
     fn window_operation(&self, bucket: &Bucket) -> u64 {
-        self.window_operations + 2 * u64::from(bucket.operation.generation()) + 1
+        self.window_operations + 2 * u64::from(bucket.operation.round()) + 1
     }
 
     /// Moves the running bucket on, if there is one.

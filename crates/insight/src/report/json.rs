@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::efficiency::Scaling;
+use crate::generations::{Departure, Generation, Generations, PHASES, Recovery};
 use crate::history::{Gap, Lack};
 use crate::loss::{Interval, LossCause};
 use crate::report::wording::{Wording, wording};
@@ -67,7 +68,47 @@ pub fn report(verdict: &Verdict) -> Value {
     if let (Value::Object(fields), false) = (&mut report, verdict.devices.is_empty()) {
         fields.insert("devices".to_owned(), devices(&verdict.devices));
     }
+    if let (Value::Object(fields), Some(of)) = (&mut report, &verdict.generations) {
+        fields.insert("elastic".to_owned(), elastic(of));
+    }
     report
+}
+
+fn elastic(of: &Generations) -> Value {
+    let recovery = |recovery: &Recovery| {
+        let phases = PHASES.iter().zip(recovery.phases_ns).map(|(name, ns)| (format!("{name}_ns"), json!(ns)));
+        let mut fields: serde_json::Map<String, Value> = phases.collect();
+        fields.insert("ns".to_owned(), json!(recovery.ns()));
+        fields.insert("lost_ns".to_owned(), json!(recovery.lost_ns));
+        fields.insert("first_step_ns".to_owned(), json!(recovery.first_step_ns));
+        fields.insert("step".to_owned(), json!(recovery.step.map(|fate| fate.word())));
+        fields.insert("ranks_before".to_owned(), json!(recovery.from_size));
+        Value::Object(fields)
+    };
+    let generation = |generation: &Generation| {
+        json!({
+            "number": generation.number,
+            "ranks": generation.size,
+            "from_ns": generation.from_ns,
+            "to_ns": generation.to_ns,
+            "parallel_efficiency": generation.efficiency,
+            "joined": generation.joined,
+            "left": generation.left.iter().map(departure).collect::<Vec<Value>>(),
+            "recovery": generation.recovery.as_ref().map(recovery),
+        })
+    };
+    json!({
+        "generations": of.list.iter().map(generation).collect::<Vec<Value>>(),
+        "shown": of.shown,
+        "recoveries": of.recoveries(),
+        "total_ns": of.total_ns,
+        "lost_ns": of.lost_ns(),
+        "lost_percent": of.lost_percent(),
+    })
+}
+
+fn departure(Departure { member, cause }: &Departure) -> Value {
+    json!({ "member": member, "cause": cause })
 }
 
 fn devices(devices: &Devices) -> Value {

@@ -2,6 +2,7 @@
 //!
 //! All three say the same, made from the same values; none of them computes anything.
 
+mod generations;
 pub mod json;
 pub mod page;
 pub mod table;

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use crate::efficiency::{Efficiencies, Scaling};
 use crate::loss::SplitRow;
+use crate::report::generations;
 use crate::report::wording::{Wording, wording};
 use crate::verdict::{Advice, Devices, Finding, Gain, Verdict, percent_text, time_text};
 
@@ -31,6 +32,7 @@ pub fn report(verdict: &Verdict) -> String {
         }
         say(String::new());
     }
+    generation_tables(verdict).into_iter().for_each(&mut say);
     for line in wrapped(&capitalised(&verdict.headline), "", "") {
         say(line);
     }
@@ -42,6 +44,23 @@ pub fn report(verdict: &Verdict) -> String {
     }
     notes(verdict).into_iter().for_each(say);
     text
+}
+
+/// What became of an elastic job, before the part of it that is looked at.
+fn generation_tables(verdict: &Verdict) -> Vec<String> {
+    let Some(of) = &verdict.generations else { return Vec::new() };
+    let mut lines = wrapped(&generations::sentence(of), "", "");
+    lines.extend([String::new(), "Generations".to_owned()]);
+    lines.extend(generations::lines(&generations::generations(of)));
+    if let Some(recoveries) = generations::recoveries(of) {
+        lines.extend([String::new(), "Recoveries".to_owned()]);
+        lines.extend(generations::lines(&recoveries));
+        lines.extend(wrapped(generations::RECOVERY_NOTE, "  ", "  "));
+    }
+    lines.push(String::new());
+    lines.extend(wrapped(&generations::scope(of), "", ""));
+    lines.push(String::new());
+    lines
 }
 
 /// What the report is about.

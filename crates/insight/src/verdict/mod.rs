@@ -20,6 +20,7 @@ pub use rules::rule_names;
 pub use words::{percent_text, time_text};
 
 use crate::efficiency::{AgainstReference, Efficiencies, Scaling};
+use crate::generations::Generations;
 use crate::history::{Gap, History, HotSpots, TimeWindow};
 use crate::loss::{Evidence, LossCause, TimeSplit};
 use crate::replay::{Change, predicted_ns};
@@ -65,6 +66,8 @@ pub struct Verdict {
     pub split: TimeSplit,
     /// What the devices did, where ranks have some.
     pub devices: Devices,
+    /// What became of an elastic job, of which the history is one generation. Set by whoever has the others.
+    pub generations: Option<Generations>,
     /// What is worth a sentence, largest first.
     pub findings: Vec<Finding>,
 }
@@ -195,6 +198,7 @@ impl Verdict {
             efficiencies,
             against,
             devices: Devices::of(history),
+            generations: None,
             findings,
             split,
         }

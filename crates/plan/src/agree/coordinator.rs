@@ -1,6 +1,6 @@
 //! What rank 0 does for its group: collects announcements, decides, and sends everybody the same.
 //!
-//! Invariant: at any moment of one generation, the messages sent to the members are the same for all, in the same
+//! Invariant: at any moment of one round, the messages sent to the members are the same for all, in the same
 //! order, but for refusals, which go to those ranks that had announced the request. (A rank whose announcement is still
 //! on its way hears of the refusal when that arrives; told earlier, it could confuse the request with its next one.)
 //!
@@ -34,14 +34,14 @@ pub(super) struct Coordinator {
     size: usize,
     world_ranks: Vec<Rank>,
     joining: Joining,
-    generation: u32,
+    round: u32,
     phase: Phase,
     table: ByName<Entry>,
     /// Batches of which something has been announced. Batches are told apart by their size too, because what is left of
     /// a batch that a break has cut in two is announced under its name with a smaller size.
     batches: ByBatch<BatchState>,
     /// Batches that were refused before every rank had announced all of its requests. The rest is refused when it
-    /// comes, whatever generation that is in.
+    /// comes, whatever round that is in.
     refused_batches: ByBatch<RefusedBatch>,
     /// Agreed, not yet sent.
     ready: Vec<Agreed>,
@@ -101,7 +101,7 @@ impl Coordinator {
             size,
             world_ranks: settings.world_ranks.clone(),
             joining: settings.joining,
-            generation: 0,
+            round: 0,
             phase: Phase::Negotiating,
             table: ByName::default(),
             batches: HashMap::default(),
@@ -122,30 +122,30 @@ impl Coordinator {
     /// Takes in a message that a member sends to the coordinator.
     pub(super) fn receive(&mut self, from: Rank, message: Message, now: Duration) -> Result<(), Violation> {
         match message {
-            Message::Announce { generation, requests } => {
-                self.check_generation(from, generation)?;
-                if generation == self.generation && self.phase == Phase::Negotiating {
+            Message::Announce { round, requests } => {
+                self.check_round(from, round)?;
+                if round == self.round && self.phase == Phase::Negotiating {
                     for announcement in requests {
                         self.announced(from, announcement, now)?;
                     }
                 }
                 Ok(())
             }
-            Message::Break { generation } => {
-                self.check_generation(from, generation)?;
+            Message::Break { round } => {
+                self.check_round(from, round)?;
                 match self.phase {
-                    Phase::Negotiating if generation == self.generation => {
+                    Phase::Negotiating if round == self.round => {
                         Err(self.violation(from, "it breaks a replay that has not begun"))
                     }
-                    Phase::Replaying if generation == self.generation => {
+                    Phase::Replaying if round == self.round => {
                         self.halt();
                         Ok(())
                     }
                     _ => Ok(()),
                 }
             }
-            Message::Halted { generation, entered, completed } => {
-                self.check_generation(from, generation)?;
+            Message::Halted { round, entered, completed } => {
+                self.check_round(from, round)?;
                 self.halted(from, entered, completed)
             }
             Message::Close => {
@@ -168,7 +168,7 @@ impl Coordinator {
             // The sort is stable: equal priorities keep the order in which they became ready.
             self.ready.sort_by_key(|agreed| std::cmp::Reverse(agreed.item.priority));
             let items = std::mem::take(&mut self.ready);
-            self.out.push_back((Target::All, Message::Agreed { generation: self.generation, items }));
+            self.out.push_back((Target::All, Message::Agreed { round: self.round, items }));
         }
         if self.joined.iter().all(|joined| *joined) {
             self.all_joined();
@@ -198,7 +198,7 @@ impl Coordinator {
     pub(super) fn replay(&mut self, items: u32, hash: u64) {
         self.forget();
         self.phase = Phase::Replaying;
-        self.out.push_back((Target::All, Message::Replay { generation: self.generation, items, hash }));
+        self.out.push_back((Target::All, Message::Replay { round: self.round, items, hash }));
     }
 
     /// Which names wait for which ranks.
@@ -218,11 +218,11 @@ impl Coordinator {
         Violation { from, what: what.into() }
     }
 
-    fn check_generation(&self, from: Rank, generation: u32) -> Result<(), Violation> {
-        if generation <= self.generation {
+    fn check_round(&self, from: Rank, round: u32) -> Result<(), Violation> {
+        if round <= self.round {
             return Ok(());
         }
-        Err(self.violation(from, format!("generation {generation} has not begun, this is {}", self.generation)))
+        Err(self.violation(from, format!("round {round} has not begun, this is {}", self.round)))
     }
 
     fn announced(&mut self, from: Rank, announcement: Announcement, now: Duration) -> Result<(), Violation> {
@@ -394,7 +394,7 @@ impl Coordinator {
 
     fn halt(&mut self) {
         self.phase = Phase::Halting(vec![None; self.size]);
-        self.out.push_back((Target::All, Message::Halt { generation: self.generation }));
+        self.out.push_back((Target::All, Message::Halt { round: self.round }));
     }
 
     fn halted(&mut self, from: Rank, entered: u64, completed: u64) -> Result<(), Violation> {
@@ -411,14 +411,14 @@ impl Coordinator {
             let what = format!("it has finished {completed} buckets although a rank has entered only {until}");
             return Err(self.violation(Rank::from(rank), what));
         }
-        self.generation += 1;
+        self.round += 1;
         self.phase = Phase::Negotiating;
         self.forget();
-        self.out.push_back((Target::All, Message::Resume { generation: self.generation, until }));
+        self.out.push_back((Target::All, Message::Resume { round: self.round, until }));
         Ok(())
     }
 
-    /// Forgets what was announced; the members announce it again in the next generation. Nobody has joined now: while
+    /// Forgets what was announced; the members announce it again in the next round. Nobody has joined now: while
     /// somebody has, nothing is replayed.
     fn forget(&mut self) {
         self.table.clear();

@@ -27,8 +27,8 @@ impl Member {
     /// Does what the coordinator says.
     pub(super) fn follow(&mut self, message: Message, now: Duration) -> Result<(), Violation> {
         match message {
-            Message::Agreed { generation, items } => {
-                self.check_generation(generation)?;
+            Message::Agreed { round, items } => {
+                self.check_round(round)?;
                 self.agreed(&items, now)
             }
             Message::Refuse { names, reason } => {
@@ -37,15 +37,15 @@ impl Member {
                 Ok(())
             }
             Message::Joined { last } => self.all_joined(last),
-            Message::Replay { generation, items, hash } => {
-                self.check_generation(generation)?;
+            Message::Replay { round, items, hash } => {
+                self.check_round(round)?;
                 self.start_replay(items as usize, hash)
             }
-            Message::Halt { generation } => {
-                self.check_generation(generation)?;
+            Message::Halt { round } => {
+                self.check_round(round)?;
                 self.halt()
             }
-            Message::Resume { generation, until } => self.resume(generation, until),
+            Message::Resume { round, until } => self.resume(round, until),
             Message::Closed { cause } => {
                 self.refuse_pending(&cause);
                 self.life = Life::Draining(cause);
@@ -55,11 +55,11 @@ impl Member {
         }
     }
 
-    fn check_generation(&self, generation: u32) -> Result<(), Violation> {
-        if generation == self.generation {
+    fn check_round(&self, round: u32) -> Result<(), Violation> {
+        if round == self.round {
             return Ok(());
         }
-        violation(format!("it speaks of generation {generation}, this is {}", self.generation))
+        violation(format!("it speaks of round {round}, this is {}", self.round))
     }
 
     /// The next batch of the agreed stream: its buckets will run, come what may.
@@ -75,7 +75,7 @@ impl Member {
         let fused = fuse(&plain, |_| 0, &self.limits());
         let mut bucket_of = vec![0; items.len()];
         for bucket in fused {
-            let operation = Operation::new(self.generation, self.next_index);
+            let operation = Operation::new(self.round, self.next_index);
             bucket.positions.iter().for_each(|position| bucket_of[*position] = self.next_index);
             self.next_index += 1;
             let requests = bucket.positions.iter().map(|position| requests[*position]).collect();
@@ -200,18 +200,18 @@ impl Member {
             return violation("it halts a replay that has not begun");
         };
         replaying.stopped = true;
-        let (generation, entered, completed) = (self.generation, self.next_index, self.completed);
-        self.tell_coordinator(Message::Halted { generation, entered, completed });
+        let (round, entered, completed) = (self.round, self.next_index, self.completed);
+        self.tell_coordinator(Message::Halted { round, entered, completed });
         Ok(())
     }
 
     /// The replay is over: abandons the bucket that not everybody has entered, and goes back to negotiating.
-    fn resume(&mut self, generation: u32, until: u64) -> Result<(), Violation> {
+    fn resume(&mut self, round: u32, until: u64) -> Result<(), Violation> {
         let Mode::Replaying(replaying) = &mut self.mode else {
             return violation("it resumes a replay that has not begun");
         };
-        if generation != self.generation + 1 || !(replaying.start_index..=self.next_index).contains(&until) {
-            return violation(format!("it resumes generation {generation} at bucket {until}"));
+        if round != self.round + 1 || !(replaying.start_index..=self.next_index).contains(&until) {
+            return violation(format!("it resumes round {round} at bucket {until}"));
         }
         let iterations = (until - replaying.start_index) / replaying.cycle.len() as u64;
         self.repeats_needed = match iterations {
@@ -232,7 +232,7 @@ impl Member {
                 self.entries.get_mut(id.0).bound = true;
             }
         }
-        self.generation = generation;
+        self.round = round;
         self.leave_replay();
         Ok(())
     }

@@ -29,7 +29,7 @@ pub struct Member {
     pub(super) me: Rank,
     pub(super) size: usize,
     pub(super) settings: Settings,
-    pub(super) generation: u32,
+    pub(super) round: u32,
     pub(super) mode: Mode,
     pub(super) life: Life,
     pub(super) entries: Slab<Entry>,
@@ -126,7 +126,7 @@ impl fmt::Debug for Member {
         f.debug_struct("Member")
             .field("me", &self.me)
             .field("size", &self.size)
-            .field("generation", &self.generation)
+            .field("round", &self.round)
             .field("life", &self.life)
             .field("next_index", &self.next_index)
             .field("completed", &self.completed)
@@ -143,7 +143,7 @@ impl Member {
         Member {
             me,
             size,
-            generation: 0,
+            round: 0,
             mode: Mode::Negotiating,
             life: Life::Open,
             entries: Slab::default(),
@@ -323,7 +323,7 @@ impl Member {
         let Mode::Replaying(replaying) = &mut self.mode else { return };
         if !replaying.stopped {
             replaying.stopped = true;
-            self.tell_coordinator(Message::Break { generation: self.generation });
+            self.tell_coordinator(Message::Break { round: self.round });
         }
     }
 
@@ -337,7 +337,7 @@ impl Member {
             return None;
         }
         let (plan, requests) = cycle.start();
-        let operation = Operation::new(self.generation, self.next_index);
+        let operation = Operation::new(self.round, self.next_index);
         self.next_index += 1;
         let entry_barrier = !plan.holds_until_all_entered();
         let bucket = Bucket { operation, plan, requests, replayed: true, entry_barrier };

@@ -18,7 +18,7 @@
 //! answers how many it has *entered*. The least of these numbers, `until`, comes back in `Resume`: every bucket before
 //! `until` has been entered by all ranks and therefore finishes on all; no bucket from `until` on can have finished
 //! anywhere, because some rank never entered it. These are *abandoned*, their requests are announced again, and the
-//! next *generation* negotiates. For this to be true a replayed bucket must not finish, nor touch the caller's memory,
+//! next *round* negotiates. For this to be true a replayed bucket must not finish, nor touch the caller's memory,
 //! before all ranks have entered it: buckets that could are marked [`Bucket::entry_barrier`], and the driver runs a
 //! barrier first.
 //!
@@ -57,23 +57,23 @@ impl RequestId {
 
 /// The number of a bucket that runs in a group: the same on all ranks, never used twice.
 ///
-/// The upper bits hold the generation, the lower [`Operation::INDEX_BITS`] count buckets. An abandoned bucket
-/// and the one that takes its place have the same index and different generations.
+/// The upper bits hold the round, the lower [`Operation::INDEX_BITS`] count buckets. An abandoned bucket
+/// and the one that takes its place have the same index and different rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Operation(pub u64);
 
 impl Operation {
-    /// Width of the counter: at a million buckets a second it lasts twelve days in one generation and never
+    /// Width of the counter: at a million buckets a second it lasts twelve days in one round and never
     /// restarts; the 24 bits above allow sixteen million breaks.
     pub const INDEX_BITS: u32 = 40;
 
-    /// The `index`-th bucket, run in `generation`.
-    pub fn new(generation: u32, index: u64) -> Operation {
-        Operation(u64::from(generation) << Operation::INDEX_BITS | index & ((1 << Operation::INDEX_BITS) - 1))
+    /// The `index`-th bucket, run in `round`.
+    pub fn new(round: u32, index: u64) -> Operation {
+        Operation(u64::from(round) << Operation::INDEX_BITS | index & ((1 << Operation::INDEX_BITS) - 1))
     }
 
-    /// The generation in which it was agreed.
-    pub fn generation(self) -> u32 {
+    /// The round in which it was agreed.
+    pub fn round(self) -> u32 {
         (self.0 >> Operation::INDEX_BITS) as u32
     }
 
@@ -85,7 +85,7 @@ impl Operation {
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.generation(), self.index())
+        write!(f, "{}.{}", self.round(), self.index())
     }
 }
 

@@ -66,7 +66,7 @@ impl Member {
             };
             let requests = self.unannounced.iter().map(announcement).collect();
             self.unannounced.clear();
-            self.tell_coordinator(Message::Announce { generation: self.generation, requests });
+            self.tell_coordinator(Message::Announce { round: self.round, requests });
         }
         if self.life == Life::Closing {
             self.life = Life::CloseSent;

@@ -18,7 +18,7 @@ struct Totals {
     replayed: usize,
     ran: usize,
     abandoned: usize,
-    generations: u64,
+    rounds: u64,
 }
 
 fn any_collective(random: &mut Random, size: usize) -> Collective {
@@ -160,12 +160,12 @@ fn run_program(seed: u64, totals: &mut Totals) {
     totals.replayed += sim.replayed(0);
     totals.ran += sim.ran(0).len();
     totals.abandoned += sim.abandoned;
-    totals.generations += sim.ran(0).last().map_or(0, |(operation, _)| u64::from(operation.generation()));
+    totals.rounds += sim.ran(0).last().map_or(0, |(operation, _)| u64::from(operation.round()));
 }
 
 #[test]
 fn random_programs_run_alike_on_all_ranks_and_end() {
-    let mut totals = Totals { replayed: 0, ran: 0, abandoned: 0, generations: 0 };
+    let mut totals = Totals { replayed: 0, ran: 0, abandoned: 0, rounds: 0 };
     let start = Instant::now();
     for seed in 0..3000 {
         let running = Seed(seed);
@@ -175,7 +175,7 @@ fn random_programs_run_alike_on_all_ranks_and_end() {
     }
     // The programs must have been such that the interesting things happened.
     assert!(totals.replayed * 5 > totals.ran, "{} of {} buckets were replayed", totals.replayed, totals.ran);
-    assert!(totals.generations > 1000, "{} breaks", totals.generations);
+    assert!(totals.rounds > 1000, "{} breaks", totals.rounds);
     assert!(totals.abandoned > 100, "{} buckets abandoned", totals.abandoned);
 }
 
@@ -212,7 +212,7 @@ fn steady_iterations_need_no_messages_in_any_world() {
         sim.check();
         assert!((0..size).all(|rank| sim.member(rank).is_replaying()), "seed {seed}");
         assert_eq!(sim.messages, messages, "seed {seed}");
-        let generations: Arc<[u32]> = sim.ran(0).iter().map(|(operation, _)| operation.generation()).collect();
-        assert!(generations.iter().all(|generation| *generation == 0), "seed {seed}");
+        let rounds: Arc<[u32]> = sim.ran(0).iter().map(|(operation, _)| operation.round()).collect();
+        assert!(rounds.iter().all(|round| *round == 0), "seed {seed}");
     }
 }

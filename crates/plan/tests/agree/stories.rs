@@ -62,7 +62,7 @@ fn a_new_name_ends_the_replay_and_the_next_cycle_is_learned() {
     sim.check();
     assert!(sim.member(0).is_replaying());
     assert!(sim.replayed(0) > 20);
-    assert!(sim.ran(0).last().unwrap().0.generation() >= 1);
+    assert!(sim.ran(0).last().unwrap().0.round() >= 1);
 }
 
 #[test]
@@ -285,10 +285,10 @@ fn higher_priority_runs_first_among_requests_that_are_ready_together() {
 #[test]
 fn nonsense_from_a_peer_is_a_violation_and_not_a_panic() {
     let messages = [
-        Message::Agreed { generation: 3, items: vec![] },
-        Message::Halt { generation: 0 },
-        Message::Resume { generation: 1, until: 9 },
-        Message::Replay { generation: 0, items: 4, hash: 1 },
+        Message::Agreed { round: 3, items: vec![] },
+        Message::Halt { round: 0 },
+        Message::Resume { round: 1, until: 9 },
+        Message::Replay { round: 0, items: 4, hash: 1 },
         Message::Joined { last: Rank(0) },
         Message::Close,
     ];
@@ -299,7 +299,7 @@ fn nonsense_from_a_peer_is_a_violation_and_not_a_panic() {
         assert!(member.receive(Rank(7), message, Duration::ZERO).is_err());
     }
     let mut coordinator = Member::new(Rank(0), 3, Settings::default());
-    let halted = Message::Halted { generation: 0, entered: 0, completed: 0 };
+    let halted = Message::Halted { round: 0, entered: 0, completed: 0 };
     assert!(coordinator.receive(Rank(1), halted, Duration::ZERO).is_err());
-    assert!(coordinator.receive(Rank(1), Message::Break { generation: 0 }, Duration::ZERO).is_err());
+    assert!(coordinator.receive(Rank(1), Message::Break { round: 0 }, Duration::ZERO).is_err());
 }

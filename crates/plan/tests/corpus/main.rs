@@ -35,7 +35,7 @@ fn encoded(message: &Message) -> Vec<u8> {
 
 fn announce(requests: impl IntoIterator<Item = Request>) -> Message {
     let requests = requests.into_iter().map(|request| Announcement { request, seen: 0 }).collect();
-    Message::Announce { generation: 0, requests }
+    Message::Announce { round: 0, requests }
 }
 
 fn item(name: &str, rows: Vec<u64>, collective: Collective) -> Arc<Item> {
@@ -53,7 +53,7 @@ fn item(name: &str, rows: Vec<u64>, collective: Collective) -> Arc<Item> {
 }
 
 fn agreed(items: impl IntoIterator<Item = Arc<Item>>) -> Message {
-    Message::Agreed { generation: 0, items: items.into_iter().map(|item| Agreed { item, seen: 0 }).collect() }
+    Message::Agreed { round: 0, items: items.into_iter().map(|item| Agreed { item, seen: 0 }).collect() }
 }
 
 fn sum() -> Collective {
@@ -77,11 +77,11 @@ fn messages_of_the_corpus_decode_or_are_refused() {
         ("agreed", agreed([item("a", vec![], sum()), item("d", vec![6, 0, 1], Collective::Allgather)])),
         ("refuse", Message::Refuse { names: vec!["a".into(), "b".into()], reason: "they differ".into() }),
         ("joined", Message::Joined { last: Rank(2) }),
-        ("replay", Message::Replay { generation: 1, items: 2, hash: u64::MAX }),
-        ("break", Message::Break { generation: 300 }),
-        ("halt", Message::Halt { generation: 300 }),
-        ("halted", Message::Halted { generation: 300, entered: 1 << 39, completed: 5 }),
-        ("resume", Message::Resume { generation: 301, until: 6 }),
+        ("replay", Message::Replay { round: 1, items: 2, hash: u64::MAX }),
+        ("break", Message::Break { round: 300 }),
+        ("halt", Message::Halt { round: 300 }),
+        ("halted", Message::Halted { round: 300, entered: 1 << 39, completed: 5 }),
+        ("resume", Message::Resume { round: 301, until: 6 }),
         ("close", Message::Close),
         ("closed", Message::Closed { cause: "the program is done".into() }),
     ]
@@ -217,10 +217,7 @@ fn conversations_of_the_corpus_end_in_peace_or_with_a_name() {
         ("member_hears_of_a_stranger", talk(2, &[stream([item("z", vec![], sum())])])),
         (
             "member_is_halted",
-            talk(
-                1,
-                &[Hears(0, Message::Halt { generation: 0 }), Hears(0, Message::Resume { generation: 1, until: 0 })],
-            ),
+            talk(1, &[Hears(0, Message::Halt { round: 0 }), Hears(0, Message::Resume { round: 1, until: 0 })]),
         ),
     ];
     replay("agree", &made, agree::check);

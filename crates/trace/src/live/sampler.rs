@@ -19,8 +19,8 @@ use crate::event::{Event, GroupNumber, NameId, OperationNumber, Phase, Record, T
 use crate::recorder::Recorder;
 
 /// Kinds of records that are of no use here: submitted, arrived, fused, done, failed; steps of an operation; cycles;
-/// what devices did. Nearly all there are.
-const SKIPPED_KINDS: [u8; 13] = [1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 25, 26, 27];
+/// what devices did; changes of generation. Nearly all there are.
+const SKIPPED_KINDS: [u8; 16] = [1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 25, 26, 27, 28, 29, 30];
 
 /// Operations under way and threads with phases that are remembered: far more than there ever are. A program that
 /// forgets to end its phases must not fill the memory.

@@ -52,7 +52,6 @@ import torch
 
 from farandole.elastic import native
 from farandole.elastic.agreement import NOTHING, Standing, decide
-from farandole.elastic.loop import _check_limit
 from farandole.exceptions import HorovodInternalError
 from farandole.torch.delta_optimizer import DeltaOptimizer
 from farandole.torch.elastic import transfer
@@ -149,6 +148,8 @@ class Training:
         self._others = {**others, "farandole.counters": self._counters}
         self._completed, self._epoch, self._resets, self._attempts, self._size = NOTHING, 0, 0, 0, 0
         self._is_to_repeat = False
+        #: Whether the next step is the first of its generation.
+        self._is_first = False
         #: Without a sampler: how many batches of the epoch are used.
         self._batches_used = 0
         self._block: Optional[Step] = None
@@ -265,6 +266,9 @@ class Training:
         self._completed += 1
         self._attempts = 0
         block.completed = True
+        if self._is_first:
+            self._is_first = False
+            native.note_stepped()
 
     def _end_step(self, block: Step, error: BaseException | None) -> bool:
         """Whether the error is dealt with."""
@@ -288,6 +292,8 @@ class Training:
         self._recover_from(lost, to_drop=not block.completed)
         block.completed = block.completed or self._completed > before
         self._is_to_repeat = not block.completed and self._on_loss == "repeat"
+        if not block.completed:
+            native.note_step_lost("repeated" if self._is_to_repeat else "dropped")
         return True
 
     def _look_around(self) -> None:
@@ -340,7 +346,6 @@ class Training:
         if any(row[0] == NOTHING or row[5] != native.size() for row in rows):
             # Other ranks than before: what failed may go well now.
             self._attempts = min(self._attempts, 1)
-        _check_limit(self._resets)
         if error is not None and self._attempts >= _MOST_ATTEMPTS:
             raise error
         if decision.is_sent:
@@ -349,6 +354,8 @@ class Training:
         self._set_place(decision.epoch, decision.position)
         if self._policy is not None:
             self._policy()
+        self._is_first = True
+        native.note_synchronised()
         if native.rank() == 0 and self._resets > 0:
             is_lost = all(row[0] == NOTHING for row in rows)
             text = "nobody is left who has the state, and it begins anew" if is_lost else f"after step {self.steps}"

@@ -97,15 +97,18 @@ impl ElasticSupervision {
         self.settings.max_np.saturating_add(self.settings.spares)
     }
 
+    /// How many run and are to go on. A member that was told to end still has its slot, but does not count.
+    pub(super) fn staying(&self) -> usize {
+        self.members.iter().filter(|member| member.is_running() && member.told_to_end.is_none()).count()
+    }
+
     /// Starts processes wherever there is room, until there are enough.
     pub(super) fn fill_slots(&mut self, now: Instant) {
         if self.finishing {
             return;
         }
         let mut started: BTreeMap<usize, Vec<RankSlot>> = BTreeMap::new();
-        // A member that was told to end still has its slot, but does not count.
-        let counted = |member: &&Member| member.is_running() && member.told_to_end.is_none();
-        let mut count = self.members.iter().filter(counted).count();
+        let mut count = self.staying();
         while count < self.wanted() {
             let Some((host, slot)) = self.free_slot(now) else { break };
             let number = self.members.len() as u32;
@@ -341,6 +344,9 @@ impl ElasticSupervision {
             self.members.get_mut(at).into_iter().for_each(|member| member.in_generation = true);
         }
         self.generations += 1;
+        if let Some(stragglers) = &mut self.stragglers {
+            stragglers.begin(generation.members.iter().map(|(number, _)| *number));
+        }
         self.generation = Some(generation);
     }
 

@@ -14,6 +14,7 @@
 //!
 //! **Losses.** A member that ends with an error or by a signal, or whose host is gone, is a loss. It does not end the
 //! job: another process is started in its slot, or wherever there is a free one. Its host gets a strike (`hosts`).
+//! Slow members are replaced likewise, where the user wants that (`slow`).
 //! The job fails if it has been reset too often, if nobody is left who has its state, or if it stays below `min_np`
 //! for the elastic timeout.
 //!
@@ -30,6 +31,7 @@ mod exit_report;
 mod histories;
 mod hosts;
 mod members;
+mod slow;
 #[cfg(test)]
 mod story;
 #[cfg(test)]
@@ -37,6 +39,8 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+use farandole_plan::straggler::StragglerWatch;
 
 use super::failure::What;
 use super::job_spec::HostSlots;
@@ -74,6 +78,8 @@ pub(crate) struct ElasticSettings {
     pub(crate) spares: usize,
     /// It may be reset so often.
     pub(crate) reset_limit: Option<u64>,
+    /// A member that keeps the others waiting over so many iterations is replaced.
+    pub(crate) replace_slow: Option<u64>,
     /// For how long it waits below `min_np`.
     pub(crate) timeout: Duration,
     /// For how long hosts that fail are left alone.
@@ -167,6 +173,8 @@ pub(crate) struct ElasticSupervision {
     short: Option<(Instant, Instant)>,
     /// Since when nobody of the latest generation runs.
     stateless: Option<Instant>,
+    /// Who of the latest generation keeps the others waiting, where slow members are replaced.
+    stragglers: Option<StragglerWatch>,
     actions: VecDeque<Action>,
 }
 
@@ -185,6 +193,7 @@ impl ElasticSupervision {
             finishing: false,
             short: None,
             stateless: None,
+            stragglers: settings.replace_slow.map(StragglerWatch::new),
             actions: VecDeque::new(),
             settings,
         };
@@ -358,9 +367,10 @@ impl Overseer for ElasticSupervision {
                 let name = self.hosts[host].name.clone();
                 self.fail(Cause::Host(format!("the job's MPS daemon on {name} (pid {pid}) {how}")), now);
             }
-            // The driver publishes samples. The others are of jobs with a fixed size, or say only that an agent lives.
-            AgentReport::Samples(_)
-            | AgentReport::Alive
+            // They come often; the driver publishes them.
+            AgentReport::Samples(samples) => return self.watch_pace(&samples, now),
+            // These are of jobs with a fixed size, or say only that an agent lives.
+            AgentReport::Alive
             | AgentReport::Result { .. }
             | AgentReport::Gathered { .. }
             | AgentReport::Withdrawn { .. }

@@ -32,6 +32,7 @@ pub(super) fn settings(hosts: &[usize]) -> ElasticSettings {
         max_np: slots,
         spares: 0,
         reset_limit: None,
+        replace_slow: None,
         timeout: Duration::from_secs(60),
         cool_down: CoolDown { low: Duration::from_secs(1), high: Duration::from_secs(60), first: FirstStrike::Free },
         start_timeout: Duration::from_secs(30),

@@ -426,3 +426,72 @@ fn hosts_that_never_come_are_tried_again_and_the_job_waits() {
     assert_eq!(started(&mut supervision), 2);
     assert!(supervision.short.is_some());
 }
+
+/// Samples of members of the first host after so many seconds, in which each waits for a share of its time.
+fn samples(seconds: u64, shares: &[(u32, u64)]) -> AgentReport {
+    let sample = |(member, percent): &(u32, u64)| {
+        let counts = farandole_trace::live::Counts {
+            time_ns: seconds * 1_000_000_000,
+            iterations: seconds * 10,
+            waited_ns: seconds * 10_000_000 * percent,
+            ..Default::default()
+        };
+        (*member, farandole_trace::live::LiveSample { counts, ..Default::default() }.encode())
+    };
+    AgentReport::Samples(shares.iter().map(sample).collect())
+}
+
+/// A job of three members in one generation, in which slow ones are replaced.
+fn slow_story(min_np: usize) -> Story {
+    let mut settings = settings(&[3]);
+    (settings.min_np, settings.replace_slow) = (min_np, Some(40));
+    let mut story = Story::new(settings);
+    story.enter(&[]);
+    assert!(story.founding().is_some());
+    story.told.clear();
+    story
+}
+
+#[test]
+fn a_slow_member_is_replaced_and_the_others_hear_why_first() {
+    let mut story = slow_story(2);
+    (0..20).for_each(|second| story.hear(0, samples(second, &[(0, 50), (1, 1), (2, 55)])));
+    assert_eq!(story.numbers(), [0, 2, 3], "one is replaced, once");
+    let told: Vec<&Directive> = story.told.iter().map(|(_, directive)| directive).collect();
+    let lost = told.iter().position(|told| matches!(told, Directive::MemberLost { member: 1, .. })).unwrap();
+    let ended = told.iter().position(|told| matches!(told, Directive::EndMember { member: 1, .. })).unwrap();
+    assert!(lost < ended, "{told:?}");
+    let Directive::MemberLost { notice, .. } = told[lost] else { unreachable!() };
+    assert_eq!(
+        notice.text,
+        "member 1 on h0 (pid 1001) was slow: as rank 1 of generation 1 it waited for 1 % of its time over 40 iterations, \
+         and the others for 55 % of theirs"
+    );
+    assert!(story.has_said("member 1 on h0 (pid 1001) was slow: as rank 1"), "{:?}", story.said);
+    assert!(story.has_said("(--replace-slow), and was ended"), "{:?}", story.said);
+    // The others go on, and nobody is slow in the next generation.
+    story.generation(0, 2, &[0, 2, 3]);
+    (0..20).for_each(|second| story.hear(0, samples(second, &[(0, 10), (2, 5), (3, 12)])));
+    assert_eq!(story.numbers(), [0, 2, 3]);
+}
+
+#[test]
+fn a_slow_member_stays_where_too_few_would_be_left_or_the_job_ends() {
+    let mut story = slow_story(3);
+    (0..20).for_each(|second| story.hear(0, samples(second, &[(0, 50), (1, 1), (2, 55)])));
+    assert_eq!(story.numbers(), [0, 1, 2]);
+    assert!(story.has_said("member 1 on h0 (pid 1001) is slow"), "{:?}", story.said);
+    assert!(story.has_said("it stays, because --min-np 3 would be missed"), "{:?}", story.said);
+    let mut story = slow_story(1);
+    story.ended(0, WELL);
+    (0..20).for_each(|second| story.hear(0, samples(second, &[(0, 50), (1, 1), (2, 55)])));
+    assert_eq!(story.numbers(), [1, 2], "nobody takes a place any more");
+}
+
+#[test]
+fn slow_members_are_left_alone_by_default() {
+    let mut story = Story::new(settings(&[3]));
+    story.enter(&[]);
+    (0..20).for_each(|second| story.hear(0, samples(second, &[(0, 50), (1, 1), (2, 55)])));
+    assert_eq!(story.numbers(), [0, 1, 2]);
+}

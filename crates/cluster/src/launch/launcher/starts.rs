@@ -40,6 +40,7 @@ pub(super) fn overseer(spec: &JobSpec, task_bytes: Option<u64>, restart: u32, no
         max_np: elastic.max_np.unwrap_or(usize::MAX),
         spares: elastic.spares,
         reset_limit: elastic.reset_limit,
+        replace_slow: elastic.replace_slow,
         timeout: elastic.timeout,
         cool_down: elastic.cool_down.map_or(COOL_DOWN, cool_down),
         start_timeout: spec.start_timeout,
@@ -70,13 +71,21 @@ fn starts(spec: &JobSpec, task_bytes: Option<u64>, restart: u32) -> Vec<StartRan
     let start = |host: usize| StartRanks {
         ranks: placement.ranks_on(host).iter().map(slot).collect(),
         task_bytes,
-        ..order(spec, placement.is_local(host), restart)
+        ..order(spec, TargetHost { name: &placement.hosts()[host].name, is_local: placement.is_local(host) }, restart)
     };
     (0..placement.hosts().len()).map(start).collect()
 }
 
+/// The host that an order is for.
+pub(super) struct TargetHost<'a> {
+    /// As the user calls it.
+    pub(super) name: &'a str,
+    /// Whether it is this one.
+    pub(super) is_local: bool,
+}
+
 /// What a host of an elastic job is told to start.
-pub(super) fn of_members(spec: &JobSpec, is_local: bool, wanted: MembersToStart, restart: u32) -> StartRanks {
+pub(super) fn of_members(spec: &JobSpec, host: TargetHost<'_>, wanted: MembersToStart, restart: u32) -> StartRanks {
     let MembersToStart { members, slots, addresses } = wanted;
     let elastic = spec.elastic.as_ref().map(|elastic| ElasticStart {
         min_np: elastic.min_np,
@@ -85,16 +94,20 @@ pub(super) fn of_members(spec: &JobSpec, is_local: bool, wanted: MembersToStart,
         slots: slots as u32,
     });
     let size = spec.elastic.as_ref().map_or(1, |elastic| elastic.np);
-    StartRanks { ranks: members, size, addresses, elastic, ..order(spec, is_local, restart) }
+    StartRanks { ranks: members, size, addresses, elastic, ..order(spec, host, restart) }
 }
 
 /// An order to start nobody yet.
-fn order(spec: &JobSpec, is_local: bool, restart: u32) -> StartRanks {
+fn order(spec: &JobSpec, host: TargetHost<'_>, restart: u32) -> StartRanks {
     // Ranks here inherit this environment; elsewhere they get what may travel.
     let mut variables: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-    if !is_local {
+    if !host.is_local {
         let travelling = variables::travelling(&spec.pass, std::env::vars_os());
         variables.extend(travelling.into_iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())));
+    }
+    if spec.alias == Alias::Horovod {
+        // As `horovodrun` does; scripts of elastic jobs read it.
+        variables.push((b"HOROVOD_HOSTNAME".to_vec(), host.name.as_bytes().to_vec()));
     }
     variables.extend(spec.set.iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())));
     StartRanks {
@@ -133,4 +146,25 @@ pub(super) fn task_of(spec: &JobSpec) -> Result<Option<(Tasks, Results)>> {
 
 pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::placement::JobPlacement;
+
+    #[test]
+    fn ranks_of_horovods_scripts_find_the_name_of_their_host() {
+        let hosts = crate::launch::hosts::parse_list("h1:1,h2:1").unwrap();
+        let placement = JobPlacement::fill(hosts, Some(2)).unwrap();
+        let mut spec = JobSpec::new(placement, vec!["true".into()], "/".into());
+        let names = |spec: &JobSpec| -> Vec<Option<std::ffi::OsString>> {
+            starts(spec, None, 0).iter().map(|start| start.variable("HOROVOD_HOSTNAME")).collect()
+        };
+        assert!(names(&spec).iter().all(|name| name.as_deref().is_none_or(|name| name != "h2")));
+        spec.alias = Alias::Horovod;
+        assert_eq!(names(&spec), [Some("h1".into()), Some("h2".into())]);
+        spec.set.push(("HOROVOD_HOSTNAME".into(), "mine".into()));
+        assert_eq!(names(&spec), [Some("mine".into()), Some("mine".into())], "what the user sets counts");
+    }
 }

@@ -16,6 +16,7 @@ mod style;
 use crate::efficiency::{Efficiencies, Scaling};
 use crate::history::History;
 use crate::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileView};
+use crate::report::generations::{self, Table};
 use crate::report::text::{alarm, capitalised, device_notes, gaps, notes, subject};
 use crate::verdict::{DeviceUse, Verdict};
 
@@ -27,6 +28,7 @@ pub fn page(verdict: &Verdict, history: &History) -> String {
     let notes: String =
         notes(verdict).iter().map(|note| format!("<p class=\"note\">{}</p>\n", escaped(note))).collect();
     let sections = [
+        generation_section(verdict),
         section("Where the time of all ranks went", "losses", &bars::waterfall(&verdict.split)),
         section("What to change", "advice", &advice::list(verdict)),
         section("Every rank", "strips", &strips::ranks(history, &verdict.split)),
@@ -72,6 +74,35 @@ fn incomplete(verdict: &Verdict) -> String {
 /// A part of a page with its title.
 pub fn section(title: &str, id: &str, content: &str) -> String {
     format!("<section id=\"{id}\">\n<h2>{}</h2>\n{content}</section>\n", escaped(title))
+}
+
+/// What became of an elastic job.
+fn generation_section(verdict: &Verdict) -> String {
+    let Some(of) = &verdict.generations else { return String::new() };
+    let mut content =
+        format!("<p>{}</p>\n{}", escaped(&generations::sentence(of)), table(&generations::generations(of)));
+    if let Some(recoveries) = generations::recoveries(of) {
+        content += &format!("<h3>Recoveries</h3>\n{}", table(&recoveries));
+        content += &format!("<p class=\"note\">{}</p>\n", escaped(generations::RECOVERY_NOTE));
+    }
+    content += &format!("<p>{}</p>\n", escaped(&generations::scope(of)));
+    section("Generations", "generations", &content)
+}
+
+/// A table whose last column is text.
+fn table(Table { head, rows }: &Table) -> String {
+    let head: String = head.iter().map(|title| format!("<th scope=\"col\">{}</th>", escaped(title))).collect();
+    let row = |cells: &Vec<String>| {
+        let last = cells.len() - 1;
+        let cell = |(column, cell): (usize, &String)| match column {
+            0 => format!("<th scope=\"row\">{}</th>", escaped(cell)),
+            column if column == last => format!("<td class=\"words\">{}</td>", escaped(cell)),
+            _ => format!("<td>{}</td>", escaped(cell)),
+        };
+        format!("<tr>{}</tr>\n", cells.iter().enumerate().map(cell).collect::<String>())
+    };
+    let rows: String = rows.iter().map(row).collect();
+    format!("<div class=\"scroll\"><table>\n<tr>{head}</tr>\n{rows}</table></div>\n")
 }
 
 /// What the devices did, where ranks have some.
