@@ -32,7 +32,7 @@ def enabled() -> bool:
 
 
 def candidates() -> int:
-    """How many processes the next generation would take in, as far as this rank knows. Cheap."""
+    """How many processes the next generation would take in; known to one rank, and 0 on all others. Cheap."""
     ask = getattr(_native, "elastic_candidates", None)
     return 0 if ask is None else int(ask())
 
