@@ -50,7 +50,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 28] = [
+const CHORES: [Chore; 29] = [
     Chore {
         name: "ci",
         summary: "all that continuous integration runs; installs what is missing [--fast] [--from LEG] [--only LEG]",
@@ -113,6 +113,11 @@ const CHORES: [Chore; 28] = [
         name: "elastic-bench",
         summary: "how long a job stands still when it loses a rank, against torchrun [words for the script]",
         run: elastic_bench::run,
+    },
+    Chore {
+        name: "chaos",
+        summary: "an elastic job to which everything happens at random [--minutes M] [--seed S] (needs root)",
+        run: elastic_bench::chaos,
     },
     Chore { name: "startup", summary: "how soon a job is done, against mpirun [--rounds N]", run: startup::run },
     Chore {

@@ -43,6 +43,11 @@ impl<'a> Reader<'a> {
         self.0.is_empty()
     }
 
+    /// What is left.
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+
     /// `value`, if nothing is left.
     pub(crate) fn end<T>(&self, value: T) -> Option<T> {
         self.is_empty().then_some(value)

@@ -81,6 +81,13 @@ pub enum Error {
         /// What it waited for.
         cause: String,
     },
+    /// Recorded decisions of an elastic job do not come out the same.
+    Replay {
+        /// Of which member.
+        member: u64,
+        /// What is different.
+        cause: String,
+    },
     /// The operating system refused something on this side.
     Local {
         /// What we tried.
@@ -132,6 +139,9 @@ impl fmt::Display for Error {
             }
             Error::NoGeneration { waited, cause } => {
                 write!(f, "no next generation within {:.1} s (elastic timeout): {cause}", waited.as_secs_f64())
+            }
+            Error::Replay { member, cause } => {
+                write!(f, "the decisions of member {member} cannot be repeated: {cause}")
             }
             Error::Local { doing, source } => write!(f, "{doing}: {source}"),
         }

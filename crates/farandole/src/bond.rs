@@ -14,6 +14,10 @@ use crate::error::Error;
 /// verdict.
 const VERDICT_MAY_FOLLOW: Duration = Duration::from_secs(1);
 
+/// The same for a member of an elastic job. It hears of losses within moments; a machine that is very busy takes
+/// longer, and nobody else waits for a rank that gives up.
+const LOSS_MAY_FOLLOW: Duration = Duration::from_secs(5);
+
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) enum Bond {
@@ -65,9 +69,12 @@ impl Bond {
         }
     }
 
-    /// Whether the generation that this rank is in cannot go on.
-    pub(crate) fn has_losses(&self) -> bool {
-        matches!(self, Bond::Elastic(_, losses) if losses.any())
+    /// Whether ranks could not be connected because somebody is lost, so that there will be another generation. Whoever
+    /// hears of a loss first leaves; those who were being connected to it see that before they hear why.
+    pub(crate) fn has_losses(&self, error: &Error) -> bool {
+        let is_of_a_connection = matches!(error, Error::Transport(_) | Error::Engine(_));
+        let patience = if is_of_a_connection { LOSS_MAY_FOLLOW } else { Duration::ZERO };
+        matches!(self, Bond::Elastic(_, losses) if losses.any_within(patience))
     }
 
     /// Why ranks could not be connected: what has become of one of them, if that comes to light, or what this rank saw.

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use farandole_cluster::membership::{Endpoint, EndpointOptions, Generation, Limits, Loss, LossNotice, MemberId};
@@ -133,6 +133,7 @@ impl Member {
         let options = EndpointOptions {
             host: host.to_owned(),
             listen_at: access.listen_at.clone(),
+            record_in: farandole_settings::MEMBERSHIP_LOG.in_environment().map(Into::into),
             ..EndpointOptions::new(access.key.clone(), access.job, limits)
         };
         let endpoint = Endpoint::bind(options)?;
@@ -295,9 +296,13 @@ impl Losses {
         heard.1.push(Box::new(on_loss));
     }
 
-    /// Whether there was one.
-    pub(crate) fn any(&self) -> bool {
-        !self.lock().0.is_empty()
+    /// Whether there was one, or is within this time.
+    pub(crate) fn any_within(&self, time: Duration) -> bool {
+        let (teller, told) = mpsc::channel();
+        self.on_loss(move |_, _| {
+            let _ = teller.send(());
+        });
+        told.recv_timeout(time).is_ok()
     }
 
     fn lock(&self) -> MutexGuard<'_, (Vec<LossNotice>, Vec<OnLoss>)> {
@@ -326,8 +331,9 @@ pub fn generation() -> Option<u64> {
     Some(GENERATION.load(Ordering::Relaxed)).filter(|number| *number > 0)
 }
 
-/// How many processes wait to join the job. Costs next to nothing; members may see different numbers for a moment, so
-/// they agree (by a collective) before they leave their world for the next generation.
+/// How many processes the next generation of the job would take in, as the member knows that decides it; 0 on all
+/// others. Costs next to nothing. Members find the largest number (by a collective) before they leave their world for
+/// the next generation.
 pub fn candidates() -> usize {
     lock().as_ref().map_or(0, |member| member.endpoint.candidates())
 }
@@ -388,6 +394,21 @@ mod tests {
         assert_eq!((entrance.view.number, &entrance.view.members[..]), (3, &[0, 1][..]));
     }
 
+    /// A rank that was being connected saw another leave the generation before it heard of the loss, and ended.
+    #[test]
+    fn a_loss_that_is_heard_a_moment_later_counts() {
+        let losses = Arc::new(Losses::new(2));
+        assert!(!losses.any_within(Duration::from_millis(1)));
+        let heard = Arc::clone(&losses);
+        let later = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            heard.hear_of_boundary(2, MemberId(0), Some(0));
+        });
+        assert!(losses.any_within(Duration::from_secs(30)));
+        assert!(losses.any_within(Duration::ZERO), "and is remembered");
+        later.join().unwrap();
+    }
+
     #[test]
     fn losses_of_other_generations_end_nothing() {
         let losses = Losses::new(2);
@@ -402,7 +423,7 @@ mod tests {
         losses.hear_of_boundary(1, MemberId(5), Some(1));
         losses.note_connected();
         losses.hear_of_boundary(2, MemberId(5), Some(1));
-        assert!(!losses.any());
+        assert!(!losses.any_within(Duration::ZERO));
         losses.hear(&notice(2));
         let told = Arc::new(Mutex::new(Vec::new()));
         let tell = Arc::clone(&told);

@@ -133,7 +133,7 @@ impl Setup {
             let bond = Arc::clone(&peers.bond);
             match self.clone().begin(peers, settled.clone(), devices.clone(), nccl.clone()) {
                 // Somebody was lost before all were connected; the others come to the next generation, too.
-                Err(error) if bond.has_losses() => log::debug!("going on to the next generation: {error}"),
+                Err(error) if bond.has_losses(&error) => log::debug!("going on to the next generation: {error}"),
                 begun => return begun,
             }
         }

@@ -55,7 +55,16 @@ pub const SECTIONS: &[Section] = &[
     Section {
         title: "Recording",
         text: "What is written down ([insight.md](insight.md)).",
-        settings: &[TRACE, TRACE_TROUBLE, TRACE_SIGNAL, TIMELINE, TIMELINE_MARK_CYCLES, RECORDER_RECORDS, PHASES],
+        settings: &[
+            TRACE,
+            TRACE_TROUBLE,
+            TRACE_SIGNAL,
+            TIMELINE,
+            TIMELINE_MARK_CYCLES,
+            RECORDER_RECORDS,
+            PHASES,
+            MEMBERSHIP_LOG,
+        ],
     },
     Section {
         title: "Python",
@@ -455,6 +464,16 @@ pub const TRACE_TROUBLE: Setting = Setting::does(
     "",
     "Where a rank that meets an error or a stall leaves the latest of what it recorded; 0: nowhere; unset: among \
      temporary files.",
+);
+
+/// `FARANDOLE_MEMBERSHIP_LOG`.
+pub const MEMBERSHIP_LOG: Setting = Setting::does(
+    "FARANDOLE_MEMBERSHIP_LOG",
+    Reader::Ranks,
+    Kind::Path("a folder"),
+    "",
+    "Where each member of an elastic job records all that its agreement with the others was told and has decided, so \
+     that it can be repeated; unset: nowhere.",
 );
 
 /// `FARANDOLE_TRACE_SIGNAL`. SIGUSR2: schedulers and training libraries use SIGUSR1 to announce that time is running

@@ -31,7 +31,7 @@ def enabled() -> bool:
 
 
 def candidates() -> int:
-    """How many processes the next generation would take in, as far as this rank knows. Cheap."""
+    """How many processes the next generation would take in; known to one rank, and 0 on all others. Cheap."""
     return _native.elastic_candidates()
 
 

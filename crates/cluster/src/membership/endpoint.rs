@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -40,12 +41,14 @@ pub struct EndpointOptions {
     pub listen_at: Vec<SocketAddr>,
     /// How many members there may be, and how long one may be silent.
     pub limits: Limits,
+    /// The folder in which this member's decisions are recorded, if they are.
+    pub record_in: Option<PathBuf>,
 }
 
 impl EndpointOptions {
     /// For a job on this host.
     pub fn new(key: Key, job: JobId, limits: Limits) -> EndpointOptions {
-        EndpointOptions { key, job, host: environment::this_host(), listen_at: Vec::new(), limits }
+        EndpointOptions { key, job, host: environment::this_host(), listen_at: Vec::new(), limits, record_in: None }
     }
 }
 
@@ -237,8 +240,8 @@ impl Endpoint {
         self.shared.state().generation.clone()
     }
 
-    /// How many candidates wait that the next generation has room for. Costs nothing; members may see different
-    /// numbers for a moment.
+    /// How many candidates the next generation would take in, on the member that decides it, and 0 on all others (so
+    /// the largest of all members' answers counts). Costs nothing.
     pub fn candidates(&self) -> usize {
         self.shared.candidates.load(Ordering::Relaxed)
     }

@@ -10,16 +10,20 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use farandole_plan::membership::{Loss, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect};
+use farandole_plan::membership::{
+    Loss, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect, MembershipInput, MembershipStart,
+};
 use farandole_transport::AwakeClock;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::connection::{Connection, MemberListener, Stage, Target, judge_end};
 use super::endpoint::{Command, EndpointOptions, LossNotice, Outcome, Shared};
+use super::record::{self, Recorder};
 use super::wire::{Packet, Whereabouts};
 use crate::channel::Received;
 use crate::mailbox::Mailbox;
@@ -52,6 +56,7 @@ pub(super) struct EndpointLoop {
     /// Awake time is counted from here.
     began: Instant,
     machine: Option<Membership>,
+    recorder: Option<Recorder>,
     seeds: Vec<Vec<u8>>,
     connections: BTreeMap<ConnectionId, Connection>,
     next_id: ConnectionId,
@@ -101,6 +106,7 @@ impl EndpointLoop {
             shared,
             began: Instant::now(),
             machine: None,
+            recorder: None,
             seeds: Vec::new(),
             connections: BTreeMap::new(),
             next_id: 0,
@@ -184,16 +190,15 @@ impl EndpointLoop {
         for command in self.commands.take() {
             match command {
                 Command::Found { me, generation } => {
-                    let machine = Membership::member(me, generation, self.options.limits, self.time(now));
-                    self.begin(machine, Vec::new(), now);
+                    let limits = self.options.limits;
+                    self.begin(me, MembershipStart::Founder { me, generation, limits }, Vec::new(), now);
                 }
                 Command::Join { me, seeds } => {
-                    let contact = Arc::clone(&self.contact);
-                    let machine = Membership::candidate(me, contact, self.options.limits, self.time(now));
-                    self.begin(machine, seeds, now);
+                    let (contact, limits) = (Arc::clone(&self.contact), self.options.limits);
+                    self.begin(me, MembershipStart::Candidate { me, contact, limits }, seeds, now);
                 }
                 Command::Come(payload) => {
-                    self.drive(now, |machine, time| machine.come(payload.into(), time));
+                    self.drive(now, MembershipInput::Come(payload.into()));
                     if self.machine.as_ref().is_none_or(Membership::is_over) {
                         self.shared.give_up();
                     }
@@ -201,10 +206,10 @@ impl EndpointLoop {
                 Command::GiveUp => self.give_up(now),
                 Command::Report { member, loss, cause } => {
                     let evidence = if loss == Loss::Certain { LossEvidence::Dead } else { LossEvidence::Doubted };
-                    self.drive(now, |machine, time| machine.learn(member, evidence, &cause, time));
+                    self.learn(member, evidence, &cause, now);
                 }
                 Command::Leave => {
-                    self.drive(now, |machine, _| machine.leave());
+                    self.drive(now, MembershipInput::Leave);
                     return After::Nothing;
                 }
             }
@@ -213,16 +218,25 @@ impl EndpointLoop {
     }
 
     /// Begins with a new number, and with new connections.
-    fn begin(&mut self, machine: Membership, seeds: Vec<Vec<u8>>, now: Instant) {
+    fn begin(&mut self, me: MemberId, start: MembershipStart, seeds: Vec<Vec<u8>>, now: Instant) {
+        let time = self.time(now);
         self.connections.clear();
         self.dialed.clear();
-        (self.machine, self.seeds, self.next_dial) = (Some(machine), seeds, Some(now));
+        let create = |folder: &PathBuf| {
+            let folder_name = folder.display();
+            Recorder::create(folder, me)
+                .map_err(|error| log::warn!("{folder_name}: decisions are not recorded: {error}"))
+                .ok()
+        };
+        self.recorder = self.options.record_in.as_ref().and_then(create);
+        self.record(|| record::encode_start(time, &start));
+        (self.machine, self.seeds, self.next_dial) = (Some(start.begin(time)), seeds, Some(now));
     }
 
     /// Takes part no more, unless the next generation has just come.
     fn give_up(&mut self, now: Instant) {
         if self.machine.as_ref().is_none_or(Membership::is_at_boundary) {
-            self.drive(now, |machine, _| machine.leave());
+            self.drive(now, MembershipInput::Leave);
             self.shared.give_up();
         }
     }
@@ -231,13 +245,29 @@ impl EndpointLoop {
         now.saturating_duration_since(self.began)
     }
 
-    /// Lets the state machine do something, and does what it says.
-    fn drive(&mut self, now: Instant, step: impl FnOnce(&mut Membership, Duration)) {
+    fn record(&mut self, record: impl FnOnce() -> Vec<u8>) {
+        if let Some(recorder) = &mut self.recorder
+            && !recorder.add(&record())
+        {
+            self.recorder = None;
+        }
+    }
+
+    fn learn(&mut self, member: MemberId, evidence: LossEvidence, cause: &str, now: Instant) {
+        self.drive(now, MembershipInput::Learn { member, evidence, cause: cause.into() });
+    }
+
+    /// Tells the state machine something, and does what it says.
+    fn drive(&mut self, now: Instant, input: MembershipInput) {
         let time = self.time(now);
         let Some(machine) = &mut self.machine else { return };
         let before = machine.generation().number;
-        step(machine, time);
-        let effects = machine.take_effects();
+        let told = self.recorder.as_ref().map(|_| record::encode_input(time, &input));
+        let effects = machine.take(input, time);
+        if let Some(mut bytes) = told {
+            record::put_effects(&mut bytes, &effects);
+            self.record(|| bytes);
+        }
         for effect in effects {
             self.carry_out(effect, before);
         }
@@ -369,7 +399,7 @@ impl EndpointLoop {
     fn bury(&mut self, target: Target, now: Instant) {
         let cause = "its process has ended: nobody listens at its address";
         if let Target::Member(member) = target {
-            self.drive(now, |machine, time| machine.learn(member, LossEvidence::Dead, cause, time));
+            self.learn(member, LossEvidence::Dead, cause, now);
         }
     }
 
@@ -395,10 +425,10 @@ impl EndpointLoop {
         match (connection.stage, Packet::decode(message)) {
             (Stage::Handshake, Some(Packet::Hello { job: theirs, member })) if theirs == job => {
                 connection.stage = Stage::Known(member);
-                self.drive(now, |machine, time| machine.meet(member, time));
+                self.drive(now, MembershipInput::Meet(member));
             }
             (Stage::Known(member), Some(Packet::Message(message))) => {
-                self.drive(now, |machine, time| machine.hear(member, message, time));
+                self.drive(now, MembershipInput::Hear { from: member, message });
             }
             (Stage::Known(member), _) => log::warn!("member {member} said something that has no meaning here"),
             (Stage::Handshake, _) => {
@@ -425,7 +455,7 @@ impl EndpointLoop {
                 }
                 let suspected = self.machine.as_ref().is_some_and(|machine| machine.suspects(member));
                 let (evidence, cause) = judge_end(connection.medium, end, suspected);
-                self.drive(now, |machine, time| machine.learn(member, evidence, &cause, time));
+                self.learn(member, evidence, &cause, now);
             }
         }
     }
@@ -433,7 +463,7 @@ impl EndpointLoop {
     fn look_at_clocks(&mut self, now: Instant) {
         let time = self.time(now);
         if self.machine.as_ref().and_then(Membership::due).is_some_and(|due| due <= time) {
-            self.drive(now, |machine, time| machine.tick(time));
+            self.drive(now, MembershipInput::Tick);
         }
         let before = self.connections.len();
         self.connections.retain(|_, connection| {

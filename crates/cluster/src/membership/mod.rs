@@ -14,14 +14,18 @@
 //!
 //! **Invariant:** silence is judged in awake time (`farandole_transport::awake`): whoever was stopped judges nobody.
 //!
+//! **Records.** All that a state machine was told can be kept in a file and told again (`record`).
+//!
 //! Not here: starting processes, and what a rank does with a generation.
 
 mod connection;
 mod endpoint;
 mod endpoint_loop;
+mod record;
 mod wire;
 
 pub use endpoint::{Endpoint, EndpointOptions, LossNotice};
+pub use record::{Replayed, replay};
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub use wire::check_any_packet;

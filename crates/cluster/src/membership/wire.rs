@@ -80,7 +80,7 @@ impl Packet {
     }
 }
 
-fn put_message(bytes: &mut Vec<u8>, message: &MemberMessage) {
+pub(super) fn put_message(bytes: &mut Vec<u8>, message: &MemberMessage) {
     let mut kind_and_base = |kind: u8, base: u64| {
         bytes.push(kind);
         put_u64(bytes, base);
@@ -125,6 +125,12 @@ fn put_message(bytes: &mut Vec<u8>, message: &MemberMessage) {
         }
         MemberMessage::Leave => bytes.push(10),
     }
+}
+
+/// A message, as [`put_message`] writes it.
+pub(super) fn read_any_message(reader: &mut Reader<'_>) -> Option<MemberMessage> {
+    let kind = reader.byte()?;
+    read_message(kind, reader)
 }
 
 fn read_message(kind: u8, reader: &mut Reader<'_>) -> Option<MemberMessage> {
@@ -198,7 +204,7 @@ fn read_vote(reader: &mut Reader<'_>) -> Option<Vote> {
     })
 }
 
-fn put_generation(bytes: &mut Vec<u8>, generation: &Generation) {
+pub(super) fn put_generation(bytes: &mut Vec<u8>, generation: &Generation) {
     put_u64(bytes, generation.number);
     put_u32(bytes, generation.members.len() as u32);
     generation.members.iter().for_each(|member| put_introduction(bytes, member));
@@ -209,7 +215,7 @@ fn put_generation(bytes: &mut Vec<u8>, generation: &Generation) {
     }
 }
 
-fn read_generation(reader: &mut Reader<'_>) -> Option<Generation> {
+pub(super) fn read_generation(reader: &mut Reader<'_>) -> Option<Generation> {
     Some(Generation {
         number: reader.u64()?,
         members: read_list(reader, read_introduction)?,
@@ -246,8 +252,8 @@ fn read_list<'a, T>(reader: &mut Reader<'a>, read: impl Fn(&mut Reader<'a>) -> O
     Some(list)
 }
 
-/// What must hold for any bytes that are taken for a message between endpoints, or for a contact. The fuzzer calls it,
-/// and a test with the fuzzer's seeds.
+/// What must hold for any bytes that are taken for a message between endpoints, for a contact or for a record. The
+/// fuzzer calls it, and a test with the fuzzer's seeds.
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub fn check_any_packet(bytes: &[u8]) {
@@ -257,6 +263,7 @@ pub fn check_any_packet(bytes: &[u8]) {
     if let Some(whereabouts) = Whereabouts::decode(bytes) {
         assert_eq!(whereabouts.encode(), bytes, "whereabouts have one encoding");
     }
+    super::record::check_any_record(bytes);
 }
 
 #[cfg(test)]

@@ -251,10 +251,7 @@ impl Membership {
             let payload = reports.get(&member.id).and_then(|report| report.payload.clone()).unwrap_or_default();
             Introduction { payload, ..member.clone() }
         });
-        // A candidate that has missed a heartbeat is not waited for.
-        let recently = self.limits.beat() * 2;
-        let lively = self.peers.values().filter(|peer| peer.was_heard_within(recently, now));
-        let joining = lively.filter_map(|peer| peer.candidate.clone());
+        let joining = self.lively_candidates(now).cloned();
         let most = self.limits.max_members.max(present.len());
         staying.chain(joining).take(most).collect()
     }

@@ -112,11 +112,22 @@ impl Membership {
         self.generation.members.iter().map(|member| (member.id, &member.contact)).filter(move |(id, _)| wanted(id))
     }
 
-    /// How many candidates wait that the next generation has room for.
+    /// How many candidates the next generation would take in, as far as it is for this member to say: it lets in whom
+    /// its coordinator hears. For everybody else there are none; or the job would go on to one generation after the
+    /// other for a candidate that only some members hear.
     pub fn candidates(&self) -> usize {
-        let waiting = self.peers.values().filter(|peer| peer.candidate.is_some()).count();
+        if self.stage != Stage::Member || self.coordinator() != self.me {
+            return 0;
+        }
         let room = self.limits.max_members.saturating_sub(self.generation.members.len());
-        if self.stage == Stage::Member { waiting.min(room) } else { 0 }
+        self.lively_candidates(self.looked).count().min(room)
+    }
+
+    /// Candidates that have not missed a heartbeat, by number: others are not waited for.
+    pub(super) fn lively_candidates(&self, now: Duration) -> impl Iterator<Item = &Introduction> {
+        let recently = self.limits.beat() * 2;
+        let lively = self.peers.values().filter(move |peer| peer.was_heard_within(recently, now));
+        lively.filter_map(|peer| peer.candidate.as_ref())
     }
 
     /// Whether this member waits for the next generation.

@@ -80,6 +80,7 @@ mod machine;
 mod message;
 mod peer;
 mod quorum;
+mod replay;
 
 use std::fmt;
 use std::sync::Arc;
@@ -88,6 +89,7 @@ use std::time::Duration;
 pub use machine::Membership;
 pub use message::{Ballot, MemberMessage, Place, Report, Vote, VoteKind};
 pub use quorum::may_decide;
+pub use replay::{GenerationHistory, MembershipInput, MembershipStart, Replay, TwoHistories};
 
 /// The number of a member, which no other process of the job ever has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

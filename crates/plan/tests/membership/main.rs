@@ -4,7 +4,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod node;
 mod random;
+mod replays;
 mod seeds;
 mod sim;
 mod stories;

@@ -4,8 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use farandole_plan::membership::Waiting;
 
+use super::node::Doing;
 use super::random::Random;
-use super::sim::{BEAT, Doing, SILENCE, World, member};
+use super::sim::{BEAT, SILENCE, World, member};
 use super::weather::{Weather, plan};
 
 /// After the last fault, a decision takes at most this long: connections are made again, silence is noticed, engines
@@ -30,7 +31,7 @@ fn look(world: &World) -> Verdict {
     let Some(newest) = up.iter().map(|node| world.nodes[*node].machine.generation().number).max() else {
         return Verdict::Over;
     };
-    let list = world.witness.generations.get(&newest);
+    let list = world.witness.history.generations().get(&newest);
     let is_in = |node: &usize| list.is_some_and(|list| list.contains(member(*node)));
     let members: Vec<usize> = up.iter().copied().filter(is_in).collect();
     if members.is_empty() {

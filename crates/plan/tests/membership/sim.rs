@@ -15,9 +15,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::membership::{
-    Generation, Introduction, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect,
+    Generation, Introduction, LossEvidence, MemberId, MemberMessage, MembershipEffect, MembershipInput, MembershipStart,
 };
 
+use super::node::{Doing, Node};
 use super::random::Random;
 use super::weather::{Fault, Plan};
 use super::witness::Witness;
@@ -30,40 +31,6 @@ pub(crate) const BEAT: u64 = SILENCE / 4;
 const ELASTIC_TIMEOUT: u64 = 30 * SILENCE;
 /// More processes than any run has.
 const MOST_NODES: usize = 16;
-
-/// What a process is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Doing {
-    Training,
-    /// At the boundary; the number tells one stay from the next.
-    Waiting(u32),
-    /// It has ended with a cause: evicted, out of patience, or gone in order.
-    Ended,
-}
-
-/// A process.
-pub(crate) struct Node {
-    pub(crate) machine: Membership,
-    pub(crate) doing: Doing,
-    pub(crate) alive: bool,
-    pub(crate) stopped_since: Option<u64>,
-    slept: u64,
-    /// What has arrived while it was stopped.
-    inbox: VecDeque<Event>,
-    tick_at: u64,
-    stays: u32,
-}
-
-impl Node {
-    fn is_awake(&self) -> bool {
-        self.alive && self.stopped_since.is_none()
-    }
-
-    /// Whether it takes part in anything.
-    pub(crate) fn is_up(&self) -> bool {
-        self.alive && self.doing != Doing::Ended
-    }
-}
 
 /// The connection of a pair, as seen from one side.
 #[derive(Clone, Default)]
@@ -80,8 +47,9 @@ struct Direction {
     held: VecDeque<Event>,
 }
 
+/// What happens at a time.
 #[derive(Clone, Debug)]
-enum Event {
+pub(crate) enum Event {
     Deliver {
         from: usize,
         to: usize,
@@ -139,6 +107,8 @@ pub(crate) struct World {
     events: Vec<Option<Event>>,
     directions: Vec<Direction>,
     quiet: bool,
+    /// Whether nodes keep what they are told.
+    pub(crate) is_recorded: bool,
 }
 
 impl World {
@@ -146,8 +116,8 @@ impl World {
         let introduce = |id: usize| introduction(id, 0);
         let members: Vec<Introduction> = (0..plan.members).map(introduce).collect();
         let first = Arc::new(Generation { number: 1, members, left_out: Vec::new() });
-        let machine = |id| Membership::member(MemberId(id as u64), Arc::clone(&first), plan.limits, Duration::ZERO);
-        let nodes = (0..plan.members).map(|id| node(machine(id), Doing::Training)).collect();
+        let start = |id| MembershipStart::Founder { me: member(id), generation: first.clone(), limits: plan.limits };
+        let nodes = (0..plan.members).map(|id| Node::new(start(id), Duration::ZERO, Doing::Training)).collect();
         let seed = random.next();
         let mut world = World {
             now: 0,
@@ -158,6 +128,7 @@ impl World {
             events: Vec::new(),
             directions: vec![Direction::default(); MOST_NODES * MOST_NODES],
             quiet: false,
+            is_recorded: false,
             plan,
         };
         for one in 0..world.nodes.len() {
@@ -218,13 +189,13 @@ impl World {
             Event::Meet { node, peer, epoch } => self.meet(node, peer, epoch),
             Event::Connect { one, other } => self.connect(one, other),
             Event::Learn { node, about, evidence } => {
-                self.drive(node, |machine, now| machine.learn(member(about), evidence, "", now));
+                self.drive(node, learn(about, evidence));
             }
             Event::Tick { node } => {
                 self.nodes[node].tick_at = u64::MAX;
                 let due = self.nodes[node].machine.due().map(|due| due.as_micros() as u64 + self.nodes[node].slept);
                 if due.is_some_and(|due| due <= self.now) {
-                    self.drive(node, |machine, now| machine.tick(now));
+                    self.drive(node, MembershipInput::Tick);
                 } else {
                     self.schedule_tick(node);
                 }
@@ -247,7 +218,7 @@ impl World {
             Fault::Continue(node) => self.go_on(node),
             Fault::Leave(node) => {
                 if self.nodes[node].is_awake() && self.nodes[node].doing == Doing::Training {
-                    self.drive(node, |machine, _| machine.leave());
+                    self.drive(node, MembershipInput::Leave);
                     self.end(node);
                 }
             }
@@ -266,7 +237,7 @@ impl World {
             }
             Fault::Break(one, other) => self.break_connection(one, other),
             Fault::Doubt { node, about } => {
-                self.drive(node, |machine, now| machine.learn(member(about), LossEvidence::Doubted, "", now));
+                self.drive(node, learn(about, LossEvidence::Doubted));
             }
         }
     }
@@ -276,7 +247,7 @@ impl World {
             Event::Deliver { from, to, epoch, message } => {
                 // A connection begins with a greeting.
                 self.meet(to, from, epoch);
-                self.drive(to, |machine, now| machine.hear(member(from), message, now));
+                self.drive(to, MembershipInput::Hear { from: member(from), message });
             }
             Event::End { from, to, epoch } => {
                 self.directions[to * MOST_NODES + from].is_open = false;
@@ -284,7 +255,7 @@ impl World {
                 direction.is_open = false;
                 // Whoever never knew who was there has seen nobody end.
                 if direction.met == epoch {
-                    self.drive(to, |machine, now| machine.learn(member(from), LossEvidence::Ended, "", now));
+                    self.drive(to, learn(from, LossEvidence::Ended));
                 }
             }
             _ => unreachable!("only these arrive"),
@@ -292,15 +263,19 @@ impl World {
     }
 
     /// Lets a process do something and does what it says.
-    fn drive(&mut self, node: usize, step: impl FnOnce(&mut Membership, Duration)) {
+    fn drive(&mut self, node: usize, input: MembershipInput) {
         if !self.nodes[node].is_awake() || self.nodes[node].doing == Doing::Ended {
             return;
         }
         let now = Duration::from_micros(self.now - self.nodes[node].slept);
         let machine = &mut self.nodes[node].machine;
         let before = machine.generation().number;
-        step(machine, now);
-        let effects = machine.take_effects();
+        let told = self.is_recorded.then(|| input.clone());
+        let effects = machine.take(input, now);
+        if let Some(input) = told {
+            self.nodes[node].told.push((now, input, effects.clone()));
+        }
+        let machine = &self.nodes[node].machine;
         let is_member = machine.generation().contains(member(node));
         if machine.generation().number != before && is_member {
             self.witness.entered(node, machine.generation());
@@ -364,7 +339,7 @@ impl World {
         let direction = &mut self.directions[peer * MOST_NODES + node];
         if direction.epoch == epoch && direction.met != epoch && self.nodes[node].is_awake() {
             direction.met = epoch;
-            self.drive(node, |machine, now| machine.meet(member(peer), now));
+            self.drive(node, MembershipInput::Meet(member(peer)));
         }
     }
 
@@ -475,9 +450,9 @@ impl World {
         }
         let (id, now) = (self.nodes.len(), Duration::from_micros(self.now));
         let contact = introduction(id, 0).contact;
-        let machine = Membership::candidate(member(id), contact, self.plan.limits, now);
-        self.nodes.push(node(machine, Doing::Waiting(0)));
-        self.drive(id, |machine, now| machine.come(introduction(id, 0).payload, now));
+        let start = MembershipStart::Candidate { me: member(id), contact, limits: self.plan.limits };
+        self.nodes.push(Node::new(start, now, Doing::Waiting(0)));
+        self.drive(id, MembershipInput::Come(introduction(id, 0).payload));
         for other in 0..id {
             self.connect_soon(id, other);
         }
@@ -498,7 +473,7 @@ impl World {
         let stay = process.stays;
         process.doing = Doing::Waiting(stay);
         self.at(self.now + ELASTIC_TIMEOUT, Event::GiveUp { node, stay });
-        self.drive(node, |machine, now| machine.come(introduction(node, generation).payload, now));
+        self.drive(node, MembershipInput::Come(introduction(node, generation).payload));
         self.break_engines(node);
     }
 
@@ -522,7 +497,7 @@ impl World {
         }
         assert!(self.nodes[node].machine.waiting().is_some(), "whoever gives up can say why");
         self.witness.gave_up(node);
-        self.drive(node, |machine, _| machine.leave());
+        self.drive(node, MembershipInput::Leave);
         self.end(node);
     }
 
@@ -569,17 +544,8 @@ impl World {
     }
 }
 
-fn node(machine: Membership, doing: Doing) -> Node {
-    Node {
-        machine,
-        doing,
-        alive: true,
-        stopped_since: None,
-        slept: 0,
-        inbox: VecDeque::new(),
-        tick_at: u64::MAX,
-        stays: 0,
-    }
+fn learn(about: usize, evidence: LossEvidence) -> MembershipInput {
+    MembershipInput::Learn { member: member(about), evidence, cause: "".into() }
 }
 
 pub(crate) fn member(node: usize) -> MemberId {

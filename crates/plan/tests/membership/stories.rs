@@ -60,6 +60,15 @@ impl Stage {
         self.act(who, |machine, now| machine.come(Arc::from([who as u8]), now));
     }
 
+    /// Somebody wants to join, whom nobody has met yet. It has the next number.
+    fn join(&mut self, who: u64) {
+        let limits = Limits { min_members: 2, max_members: 8, silence: Some(SILENCE) };
+        self.members.push(Membership::candidate(MemberId(who), Arc::default(), limits, self.now));
+        self.alive.push(true);
+        self.told.push(Vec::new());
+        self.come(who);
+    }
+
     fn learn(&mut self, who: u64, about: u64, evidence: LossEvidence) {
         self.act(who, |machine, now| machine.learn(MemberId(about), evidence, "it was seen", now));
     }
@@ -295,13 +304,34 @@ fn below_the_least_number_members_wait_for_a_candidate() {
     stage.kill(0, &[1]);
     stage.come(1);
     assert_eq!(stage.members[1].waiting(), Some(&Waiting::Candidates { present: 1, needed: 2 }));
-    let limits = Limits { min_members: 2, max_members: 8, silence: Some(SILENCE) };
-    stage.members.push(Membership::candidate(MemberId(2), Arc::default(), limits, stage.now));
-    stage.alive.push(true);
-    stage.told.push(Vec::new());
-    stage.come(2);
+    stage.join(2);
     stage.meet(2, 1);
     stage.meet(1, 2);
     stage.carry(everywhere);
     assert_eq!((stage.generation(1), stage.generation(2)), ((2, vec![1, 2]), (2, vec![1, 2])));
+}
+
+/// A network that was cut on one side let the job go from one generation to the next, without end and without the
+/// candidate.
+#[test]
+fn a_candidate_whom_the_coordinator_does_not_hear_is_no_reason_for_a_generation() {
+    let mut stage = Stage::new(3, 1);
+    stage.join(3);
+    for who in 0..3 {
+        stage.meet(3, who);
+        stage.meet(who, 3);
+    }
+    let except = |from: u64, to: u64| (from, to) != (3, 0);
+    stage.pass(SILENCE, except);
+    let candidates = |stage: &Stage| (0..3).map(|who| stage.members[who].candidates()).collect::<Vec<_>>();
+    assert_eq!(candidates(&stage), [0, 0, 0]);
+    stage.pass(SILENCE, everywhere);
+    assert_eq!(candidates(&stage), [1, 0, 0]);
+    // Nor is one that was just heard of no more.
+    stage.pass(3 * SILENCE / 4, except);
+    assert_eq!(candidates(&stage), [0, 0, 0]);
+    stage.pass(SILENCE, everywhere);
+    (0..3).for_each(|who| stage.come(who));
+    stage.carry(everywhere);
+    assert_eq!(stage.generation(3), (2, vec![0, 1, 2, 3]));
 }

@@ -1,17 +1,16 @@
 //! Watches a simulated job and panics as soon as something happens that must not.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use farandole_plan::membership::{Generation, MemberId};
+use farandole_plan::membership::{Generation, GenerationHistory, MemberId};
 
-use super::sim::{Doing, Node};
+use super::node::{Doing, Node};
 
 /// What was seen so far.
 #[derive(Debug)]
 pub(crate) struct Witness {
     /// Every generation that some process has entered.
-    pub(crate) generations: BTreeMap<u64, Arc<Generation>>,
+    pub(crate) history: GenerationHistory,
     /// A hash of everything that happened, in order.
     pub(crate) log: u64,
     pub(crate) deaths: usize,
@@ -21,8 +20,9 @@ pub(crate) struct Witness {
 
 impl Witness {
     pub(crate) fn new(first: &Arc<Generation>) -> Witness {
-        let generations = BTreeMap::from([(first.number, Arc::clone(first))]);
-        Witness { generations, log: 0, deaths: 0, evictions: 0, surrenders: 0 }
+        let mut history = GenerationHistory::default();
+        history.enter(first).expect("the first one");
+        Witness { history, log: 0, deaths: 0, evictions: 0, surrenders: 0 }
     }
 
     /// Adds to the log.
@@ -36,20 +36,8 @@ impl Witness {
     /// stable.
     pub(crate) fn entered(&mut self, node: usize, generation: &Arc<Generation>) {
         self.note(node as u64, generation.number);
-        if let Some(known) = self.generations.get(&generation.number) {
-            assert_eq!(known, generation, "a number has one list");
-            return;
-        }
-        self.generations.insert(generation.number, Arc::clone(generation));
-        // One that nobody could work in, because somebody in it was dead, may not have been seen.
-        let Some(before) = self.generations.get(&(generation.number - 1)) else { return };
-        let stayed: Vec<MemberId> = before.ids().filter(|id| generation.contains(*id)).collect();
-        let joined: Vec<MemberId> = generation.ids().filter(|id| !before.contains(*id)).collect();
-        assert!(joined.is_sorted(), "candidates follow by number");
-        let expected: Vec<MemberId> = stayed.into_iter().chain(joined).collect();
-        assert_eq!(expected, generation.ids().collect::<Vec<_>>(), "survivors keep their order");
-        for id in before.ids().filter(|id| !generation.contains(*id)) {
-            assert!(generation.left_out.iter().any(|(left_out, _)| *left_out == id), "{id} is left out with a cause");
+        if let Err(two) = self.history.enter(generation) {
+            panic!("{two}");
         }
     }
 
@@ -62,7 +50,10 @@ impl Witness {
         };
         let numbers: Vec<u64> = nodes.iter().map(|node| node.machine.generation().number).collect();
         let is_at_work = |number: &&u64| {
-            self.generations.get(number).is_some_and(|generation| generation.ids().all(|id| works(**number, id)))
+            self.history
+                .generations()
+                .get(number)
+                .is_some_and(|generation| generation.ids().all(|id| works(**number, id)))
         };
         let mut at_work: Vec<u64> = numbers.iter().filter(is_at_work).copied().collect();
         at_work.dedup();

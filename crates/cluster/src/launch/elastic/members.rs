@@ -30,6 +30,8 @@ pub(super) struct Member {
     pub(super) in_generation: bool,
     /// That it was told to end, and why.
     told_to_end: Option<Why>,
+    /// Whether it was lost with a host that was not heard of any more, which proves nothing.
+    unseen: bool,
     life: Life,
     pub(super) tail: Tail,
 }
@@ -38,6 +40,11 @@ pub(super) struct Member {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Life {
     Running,
+    /// Its host is not heard of, but it is in the latest generation that was: it may well go on without the launcher.
+    /// It keeps its slot until a generation is without it, or until nothing was heard of it for this long.
+    Adrift {
+        until: Instant,
+    },
     Over,
 }
 
@@ -131,6 +138,7 @@ impl ElasticSupervision {
                 entered: None,
                 in_generation: false,
                 told_to_end: None,
+                unseen: false,
                 life: Life::Running,
                 tail: Tail::default(),
             });
@@ -151,7 +159,8 @@ impl ElasticSupervision {
     fn free_slot(&self, now: Instant) -> Option<(usize, u32)> {
         let usable = |host: &usize| self.hosts[*host].presence == Presence::Here && !self.hosts[*host].is_barred(now);
         (0..self.hosts.len()).filter(usable).find_map(|host| {
-            let taken: Vec<u32> = self.live_on(host).map(|member| self.members[member].slot).collect();
+            let adrift = self.adrift().filter(|member| self.members[*member].host == host);
+            let taken: Vec<u32> = self.live_on(host).chain(adrift).map(|member| self.members[member].slot).collect();
             let free = (0..self.hosts[host].slots as u32).find(|slot| !taken.contains(slot));
             free.map(|slot| (host, slot))
         })
@@ -215,7 +224,33 @@ impl ElasticSupervision {
         }
         for member in lost {
             self.members[member].end();
+            self.members[member].unseen = matches!(what, What::HostSilent(_));
+            self.set_adrift(member, now);
             self.lose(member as u32, what.clone(), None, now);
+        }
+    }
+
+    /// Numbers of those that may go on where the launcher does not hear them.
+    pub(super) fn adrift(&self) -> impl Iterator<Item = usize> {
+        let is_adrift = |member: &Member| matches!(member.life, Life::Adrift { .. });
+        self.members.iter().enumerate().filter(move |(_, member)| is_adrift(member)).map(|(number, _)| number)
+    }
+
+    /// Somebody of whose end nothing was seen is adrift, as long as the latest generation has it.
+    fn set_adrift(&mut self, member: usize, now: Instant) {
+        let is_in = self.generation.as_ref().is_some_and(|generation| generation.has(member as u64));
+        let known = &mut self.members[member];
+        if known.unseen && known.life != Life::Running {
+            known.life = if is_in { Life::Adrift { until: now + self.settings.timeout } } else { Life::Over };
+        }
+    }
+
+    /// Nothing was heard for too long of those who are adrift.
+    pub(super) fn give_up_adrift(&mut self, now: Instant) {
+        for member in &mut self.members {
+            if matches!(member.life, Life::Adrift { until } if now >= until) {
+                member.life = Life::Over;
+            }
         }
     }
 
@@ -320,7 +355,7 @@ impl ElasticSupervision {
                 self.tell(host, Directive::Found(generation.clone()), now);
             }
         }
-        self.remember(generation);
+        self.remember(generation, now);
     }
 
     /// Members on a host have entered a generation; candidates elsewhere have to know.
@@ -335,10 +370,10 @@ impl ElasticSupervision {
         }
         let numbers: Vec<String> = generation.members.iter().map(|(number, _)| number.to_string()).collect();
         self.say(format!("generation {} has the members {}", generation.number, numbers.join(" ")));
-        self.remember(generation);
+        self.remember(generation, now);
     }
 
-    fn remember(&mut self, generation: Generation) {
+    fn remember(&mut self, generation: Generation, now: Instant) {
         for (number, _) in &generation.members {
             let at = usize::try_from(*number).unwrap_or(usize::MAX);
             self.members.get_mut(at).into_iter().for_each(|member| member.in_generation = true);
@@ -348,6 +383,7 @@ impl ElasticSupervision {
             stragglers.begin(generation.members.iter().map(|(number, _)| *number));
         }
         self.generation = Some(generation);
+        (0..self.members.len()).for_each(|member| self.set_adrift(member, now));
     }
 
     /// Whether somebody runs who has the job's state; before there is any, nobody need have it.

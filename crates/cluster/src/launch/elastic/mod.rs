@@ -16,7 +16,8 @@
 //! job: another process is started in its slot, or wherever there is a free one. Its host gets a strike (`hosts`).
 //! Slow members are replaced likewise, where the user wants that (`slow`).
 //! The job fails if it has been reset too often, if nobody is left who has its state, or if it stays below `min_np`
-//! for the elastic timeout.
+//! for the elastic timeout. Members of a host that is not heard of may be alive, and in the job; what is told of the
+//! latest generation shows it. They are *adrift*: they have the job's state, and keep their slots.
 //!
 //! **The end.** When a member has ended well, the job is finishing: nobody is started any more. It is over when nobody
 //! runs, or when nobody of the latest generation does; candidates that still wait are ended. A loss while it is
@@ -239,10 +240,12 @@ impl ElasticSupervision {
         if self.finishing {
             return;
         }
-        if live == 0 && !self.losses.is_empty() {
+        self.give_up_adrift(now);
+        let somebody_is_adrift = self.adrift().next().is_some();
+        if live == 0 && !self.losses.is_empty() && !somebody_is_adrift {
             return self.fail(Cause::NobodyLeft(last), now);
         }
-        match (self.has_state(), self.stateless) {
+        match (self.has_state() || somebody_is_adrift, self.stateless) {
             (true, _) => self.stateless = None,
             (false, None) => self.stateless = Some(now),
             (false, Some(since)) if now >= since + NEWS_ARE_ON_THE_WAY => {

@@ -135,6 +135,42 @@ fn a_silent_host_is_lost_and_its_members_with_it() {
     assert_eq!(story.losses_told(), [(0, 1, FailureKind::HostLost)]);
 }
 
+/// The launcher's own way to a host was cut, and its members went on with all others: the launcher filled their slots a
+/// second time, and ended the job when it had lost the others.
+#[test]
+fn members_of_a_host_that_only_the_launcher_does_not_hear_keep_their_slots_and_the_state() {
+    let mut story = Story::new(settings(&[1, 1]));
+    story.enter(&[]);
+    story.pass(Duration::from_secs(6), &[1]);
+    assert!(story.has_said("h1 has not been heard of for 5."), "{:?}", story.said);
+    story.generation(0, 2, &[0, 1]);
+    // The host is there again, with a new agent, but its slot is taken.
+    story.pass(Duration::from_secs(10), &[]);
+    assert_eq!(story.numbers(), [0]);
+    story.ended(0, KILLED);
+    story.pass(Duration::from_secs(3), &[]);
+    assert!(!story.finished, "member 1 goes on, as far as anybody knows: {:?}", story.said);
+    assert_eq!(story.numbers(), [2]);
+    // Somebody whom it has let in tells of it; then it is left out, and its slot is free.
+    story.generation(0, 3, &[1, 2]);
+    story.generation(0, 4, &[2]);
+    story.pass(Duration::from_secs(1), &[]);
+    assert_eq!(story.numbers(), [2, 3]);
+}
+
+#[test]
+fn members_of_whom_nothing_is_heard_for_too_long_are_given_up() {
+    let mut story = Story::new(settings(&[1, 1]));
+    story.enter(&[]);
+    story.pass(Duration::from_secs(6), &[1]);
+    story.ended(0, KILLED);
+    story.pass(Duration::from_secs(50), &[]);
+    assert!(!story.finished);
+    story.pass(Duration::from_secs(15), &[]);
+    assert!(story.finished);
+    assert!(story.last_line().starts_with("no member is left that has the job's state"), "{}", story.last_line());
+}
+
 #[test]
 fn hosts_that_come_are_used_up_to_the_bound_and_hosts_that_go_are_left() {
     let mut settings = settings(&[2]);
