@@ -8,6 +8,14 @@
 //!
 //! What is kept between worlds is here, once in a process: the membership endpoint and the lifeline. A generation in
 //! which somebody is lost before all are connected is left at once for the next one (`setup`).
+//!
+//! [`Training`] is a training loop that does all of this by itself: steps that count on all ranks or on none, a state
+//! that goes from memory to memory, and every sample once.
+
+mod samples;
+mod standing;
+mod state;
+mod training;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,6 +26,12 @@ use farandole_cluster::{ElasticMember, Entry, Environment, FailureKind, Lifeline
 use farandole_plan::Rank;
 
 use crate::error::{Error, Result};
+
+pub use samples::{SamplePlace, Samples, StepBatch};
+pub use state::{ElasticState, WorldChange};
+#[cfg(any(feature = "burn", feature = "candle"))]
+pub(crate) use state::{joined, misfit, parted};
+pub use training::{Builder, LossPolicy, StepOutcome, Training};
 
 /// This process's part in its elastic job, from the first `init` on.
 static MEMBER: Mutex<Option<Arc<Member>>> = Mutex::new(None);
