@@ -444,9 +444,8 @@ mod tests {
         let place = SamplePlace { epoch: 3, position: 8 };
         let samples = Samples::for_each_rank(10, 4);
         let mut training = Training::new(vec![0u8]).samples(samples).starting_at(place).begin().unwrap();
-        training
-            .step(|_, _, batch| Ok::<_, Error>(assert_eq!((batch.epoch, batch.total), (3, 2))), |_, ()| ())
-            .unwrap();
+        let batch = |_: &mut World, _: &Vec<u8>, batch: &StepBatch| Ok::<_, Error>((batch.epoch, batch.total));
+        training.step(batch, |_, found| assert_eq!(found, (3, 2))).unwrap();
         assert_eq!((training.epoch(), training.position()), (4, 0));
         assert!(Training::new(vec![0u8]).samples(Samples::for_each_rank(0, 4)).begin().is_err());
     }
