@@ -25,6 +25,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`Variables`] are named variables as the state of an elastic training, which goes on when ranks leave or join
+//! ([`crate::elastic`]).
+//!
 //! Tensors of any device come by way of host memory. There is no overlap with backward here: Candle hands out no
 //! gradient before it has computed all.
 
@@ -37,6 +40,7 @@ use farandole_tensor::{Element, Region};
 use half::{bf16, f16};
 
 use crate::agreement::agree;
+use crate::elastic::{ElasticState, WorldChange, joined, misfit, parted};
 use crate::error::{Error, Result};
 pub use crate::wire::Wire;
 use crate::wire::{self, average, heard, presence};
@@ -142,6 +146,105 @@ impl Averager {
     }
 }
 
+/// Named variables as the state of a [`Training`](crate::elastic::Training): those that are trained, and whatever else
+/// belongs to it, such as the moments of an optimizer.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor, Var};
+/// use farandole::candle::{Variables, Wire};
+/// use farandole::elastic::Training;
+///
+/// let weight = Var::from_tensor(&Tensor::ones((2, 1), DType::F32, &Device::Cpu)?)?;
+/// let variables = Variables::new([("weight".to_owned(), weight.clone())], [], Wire::F32)?;
+/// let mut training = Training::new(variables).begin()?;
+/// while training.steps() < 3 {
+///     training.step(
+///         |world, variables, _batch| {
+///             let inputs = Tensor::new(&[[1.0f32, world.rank() as f32]], &Device::Cpu)?;  // each rank its own
+///             let mut gradients = inputs.matmul(&weight)?.sqr()?.mean_all()?.backward()?;
+///             variables.average(&mut gradients)?;
+///             let gradient = gradients.get(&weight).expect("the loss depends on the weight");
+///             Ok::<_, Box<dyn std::error::Error>>((weight.as_tensor() - (gradient * 0.1)?)?)
+///         },
+///         |_, after| weight.set(&after).expect("it has the same shape"),
+///     )?;
+/// }
+/// training.finish()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Variables {
+    trained: Vec<(String, Var)>,
+    /// Trained and others, sorted by name.
+    all: Vec<(String, Var)>,
+    wire: Wire,
+    /// Of the world that is now; none before the first.
+    averager: Option<Averager>,
+}
+
+impl Variables {
+    /// `trained` have gradients, which travel by `wire`; `others` are part of the state alone.
+    ///
+    /// # Errors
+    /// [`Error::Parameters`] if names are used twice.
+    pub fn new(
+        trained: impl IntoIterator<Item = (String, Var)>,
+        others: impl IntoIterator<Item = (String, Var)>,
+        wire: Wire,
+    ) -> Result<Variables> {
+        let trained = sorted(trained)?;
+        let all = sorted(trained.iter().cloned().chain(others))?;
+        Ok(Variables { trained, all, wire, averager: None })
+    }
+
+    /// As [`Averager::average`], with the ranks of now.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn average(&self, gradients: &mut GradStore) -> Result<()> {
+        let early = || Error::Parameters("gradients are averaged when the training has begun".to_owned());
+        self.averager.as_ref().ok_or_else(early)?.average(gradients)
+    }
+}
+
+impl ElasticState for Variables {
+    fn save(&self) -> Result<Vec<u8>> {
+        let regions: Result<Vec<Region>> = self.all.iter().map(|(_, var)| read(var.as_tensor())).collect();
+        let (list, regions) = (text(&self.all), regions?);
+        let mut pieces = vec![list.as_bytes()];
+        pieces.extend(regions.iter().map(Region::as_bytes));
+        Ok(joined(&pieces))
+    }
+
+    fn restore(&mut self, saved: &[u8]) -> Result<()> {
+        let pieces = parted(saved)?;
+        let own = text(&self.all);
+        let (theirs, contents) = pieces.split_first().ok_or_else(|| misfit("it has no variables"))?;
+        if *theirs != own.as_bytes() {
+            return Err(misfit(&format!("variables {own:?} here, {:?} there", String::from_utf8_lossy(theirs))));
+        }
+        // All of them before the first is replaced: an error leaves them as they were.
+        let mut values = Vec::with_capacity(self.all.len());
+        for ((name, var), bytes) in self.all.iter().zip(contents) {
+            let mut region = read(var.as_tensor())?;
+            if region.as_bytes().len() != bytes.len() {
+                return Err(misfit(&format!("{name} has another size")));
+            }
+            region.as_bytes_mut().copy_from_slice(bytes);
+            values.push(made(region, var)?);
+        }
+        if values.len() != self.all.len() {
+            return Err(misfit("it has fewer variables"));
+        }
+        self.all.iter().zip(values).try_for_each(|((_, var), value)| var.set(&value).map_err(trouble))
+    }
+
+    fn on_change(&mut self, world: &mut World, _: &WorldChange) -> Result<()> {
+        self.averager = Some(Averager::new(world, self.trained.clone(), self.wire)?);
+        Ok(())
+    }
+}
+
 /// Gives all ranks the root's values of these variables, by name. All ranks call this together, with the same names in
 /// any order.
 ///
@@ -216,4 +319,33 @@ fn made(region: Region, like: &Tensor) -> Result<Tensor> {
 
 fn trouble(error: candle_core::Error) -> Error {
     Error::Parameters(format!("a tensor of Candle cannot be read or made: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    fn variables(rows: usize, value: f32) -> Variables {
+        let var = |value: f32| Var::from_vec(vec![value; rows * 2], (rows, 2), &Device::Cpu).unwrap();
+        let (trained, other) = (("weight".to_owned(), var(value)), ("moment".to_owned(), var(2.0 * value)));
+        Variables::new([trained], [other], Wire::F32).unwrap()
+    }
+
+    fn values(variables: &Variables) -> Vec<Vec<f32>> {
+        variables.all.iter().map(|(_, var)| var.flatten_all().unwrap().to_vec1().unwrap()).collect()
+    }
+
+    #[test]
+    fn variables_become_those_of_another_rank_or_stay_as_they_were() {
+        let (source, mut other) = (variables(3, 1.5), variables(3, 0.0));
+        other.restore(&source.save().unwrap()).unwrap();
+        assert_eq!(values(&other), values(&source));
+        let mut odd = variables(4, 7.0);
+        let error = odd.restore(&source.save().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("weight F32 [4, 2]") && error.contains("weight F32 [3, 2]"), "{error}");
+        assert_eq!(values(&odd), values(&variables(4, 7.0)));
+        assert!(odd.restore(b"").is_err());
+    }
 }

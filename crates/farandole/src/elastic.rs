@@ -8,6 +8,14 @@
 //!
 //! What is kept between worlds is here, once in a process: the membership endpoint and the lifeline. A generation in
 //! which somebody is lost before all are connected is left at once for the next one (`setup`).
+//!
+//! [`Training`] is a training loop that does all of this by itself: steps that count on all ranks or on none, a state
+//! that goes from memory to memory, and every sample once.
+
+mod samples;
+mod standing;
+mod state;
+mod training;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,6 +28,12 @@ use farandole_plan::Rank;
 use farandole_trace::{GenerationView, clock};
 
 use crate::error::{Error, Result};
+
+pub use samples::{SamplePlace, Samples, StepBatch};
+pub use state::{ElasticState, WorldChange};
+#[cfg(any(feature = "burn", feature = "candle"))]
+pub(crate) use state::{joined, misfit, parted};
+pub use training::{Builder, LossPolicy, StepOutcome, Training};
 
 /// This process's part in its elastic job, from the first `init` on.
 static MEMBER: Mutex<Option<Arc<Member>>> = Mutex::new(None);

@@ -14,7 +14,7 @@
 //!
 //! This crate joins the others: it reads the environment, meets the other ranks, starts the engine and the recorder,
 //! and re-exports every type that its own API shows. The algorithms and the data path are in the crates below it. When
-//! a rank is lost, every call fails with the same cause ([`Error`]).
+//! a rank is lost, every call fails with the same cause ([`Error`]); a [`elastic::Training`] goes on without it.
 //!
 //! ```
 //! use farandole::{ReduceOp, init};

@@ -184,6 +184,12 @@ impl World {
         self.reporter.bond.lifeline()
     }
 
+    /// Whether collectives of all ranks cannot go on: a rank is lost or has left. In an elastic job, drop the world and
+    /// call [`init`](crate::init) again.
+    pub fn has_ended(&self) -> bool {
+        self.engine.failure().is_some() || self.lock_communicator().failure().is_some()
+    }
+
     /// Leaves the job: requests under way fail, peers see an orderly goodbye. Dropping a world does the same.
     pub fn shutdown(self) {}
 

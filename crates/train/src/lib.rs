@@ -44,4 +44,4 @@ pub mod weights;
 
 pub use error::{Error, Result};
 pub use source::GENERATED;
-pub use trainer::{Ended, check, limit_threads, run};
+pub use trainer::{Ended, Failed, check, limit_threads, run};

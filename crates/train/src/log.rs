@@ -1,8 +1,8 @@
 //! The log of a run: one line of JSON for each thing that happened, written by rank 0.
 //!
-//! Every line is an object with the key `event`: `start`, `epoch`, `checkpoint` or `summary`. What they hold is
-//! described in docs/train.md, which promises that keys are added and never change their meaning. A line is in the file
-//! when the event is over; a run that is resumed goes on in the same file.
+//! Every line is an object with the key `event`: `start`, `epoch`, `change`, `checkpoint` or `summary`. What they hold
+//! is described in docs/train.md, which promises that keys are added and never change their meaning. A line is in the
+//! file when the event is over; a run that is resumed goes on in the same file.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

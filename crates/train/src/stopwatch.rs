@@ -80,6 +80,11 @@ impl Stopwatch {
         Stopwatch { recorder: Arc::clone(recorder), phases: Phases::default(), steps: Vec::new(), uncounted }
     }
 
+    /// From now on marks phases there: the ranks are others than before.
+    pub fn record_with(&mut self, recorder: &Arc<Recorder>) {
+        self.recorder = Arc::clone(recorder);
+    }
+
     /// Does something, and measures it as a phase.
     pub fn time<T>(&mut self, phase: Phase, work: impl FnOnce() -> T) -> T {
         let guard = self.recorder.phase(phase);

@@ -5,6 +5,7 @@
 //! optimizer's last weight, without the first ones; neither evaluation nor checkpoints are in it.
 
 use farandole::{ReduceOp, World};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::data::Unit;
@@ -86,6 +87,19 @@ pub fn gather(world: &mut World, watch: &Stopwatch) -> Result<Gathered> {
     Ok(Gathered { by_rank, phases: Phases::from_array(phases), counted_samples, counted_s: seconds[0] })
 }
 
+/// Ranks have left or joined.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RankChange {
+    /// After what.
+    pub at: String,
+    /// Ranks before.
+    pub before: usize,
+    /// Ranks afterwards.
+    pub ranks: usize,
+    /// How many of these had just come.
+    pub joined: usize,
+}
+
 /// Everything that is known when training is over.
 #[derive(Clone, Debug)]
 pub struct Facts<'a> {
@@ -115,6 +129,8 @@ pub struct Facts<'a> {
     pub metrics: Option<Metrics>,
     /// What all ranks have measured.
     pub gathered: Gathered,
+    /// How the ranks have changed.
+    pub changes: Vec<RankChange>,
 }
 
 impl Facts<'_> {
@@ -143,7 +159,21 @@ impl Facts<'_> {
             lines.push(format!("  test        {}", metrics_text(metrics)));
         }
         lines.push(format!("  time        {}", self.phases_text()));
+        if !self.changes.is_empty() {
+            lines.push(format!("  ranks       {}", self.changes_text()));
+        }
         lines
+    }
+
+    fn changes_text(&self) -> String {
+        let lost: usize = self.changes.iter().map(|change| change.before + change.joined - change.ranks).sum();
+        let joined: usize = self.changes.iter().map(|change| change.joined).sum();
+        let each = self.changes.iter().map(|change| {
+            let RankChange { at, before, ranks, .. } = change;
+            format!("{before} to {ranks} after {at}")
+        });
+        let each: Vec<String> = each.collect();
+        format!("{lost} lost, {joined} joined: {}; every sample was used once in each epoch", each.join(", "))
     }
 
     fn ranks_text(&self) -> String {
@@ -177,7 +207,7 @@ impl Facts<'_> {
             "seconds": self.seconds, "stopped": self.stopped,
             "samples_per_s": self.samples_per_s(), "median_samples_per_s": medians, "samples_per_s_by_rank": by_rank,
             "phases": self.gathered.phases,
-            "test": self.metrics.as_ref().map(metrics_json),
+            "test": self.metrics.as_ref().map(metrics_json), "changes": self.changes,
         })
     }
 }
@@ -203,6 +233,7 @@ mod tests {
             stopped: false,
             metrics: Some(vec![("loss", 0.25), ("accuracy", 0.9531), ("top5", 1.0)]),
             gathered: Gathered { by_rank, phases, counted_samples: 800.0, counted_s: 4.0 },
+            changes: Vec::new(),
         }
     }
 
@@ -221,6 +252,23 @@ mod tests {
             many.contains("from rank 0 50.0") && many.contains("to rank 63 113.0") && !many.contains("rank 7 "),
             "{many}"
         );
+    }
+
+    #[test]
+    fn who_left_and_who_joined_is_told() {
+        let (job, change) = (TrainJob::new(), |at: &str, before, ranks, joined| RankChange {
+            at: at.to_owned(),
+            before,
+            ranks,
+            joined,
+        });
+        let plan = Plan::new(&job, 2, 10, 2, 32);
+        let mut facts = facts(&job, &plan, 2);
+        assert!(!facts.text().join("\n").contains("lost"));
+        facts.changes = vec![change("step 3 of epoch 1", 4, 2, 0), change("epoch 2", 2, 3, 1)];
+        let text = facts.text().join("\n");
+        assert!(text.contains("2 lost, 1 joined: 4 to 2 after step 3 of epoch 1, 2 to 3 after epoch 2"), "{text}");
+        assert_eq!(facts.json()["changes"][0]["ranks"], 2);
     }
 
     #[test]

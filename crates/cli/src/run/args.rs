@@ -182,6 +182,11 @@ impl LaunchArgs {
         self.settings.given(&settings::TRACE).map(std::path::Path::new)
     }
 
+    /// Whether something says how many ranks there are to be.
+    pub(crate) fn says_how_many(&self) -> bool {
+        self.ranks.is_some() || self.hosts.is_some() || self.hostfile.is_some() || self.elastic.says_how_many()
+    }
+
     /// Whether the user has said how long ranks may take to end.
     pub(crate) fn grace_is_given(&self) -> bool {
         self.settings.given(&settings::GRACE).is_some() || settings::GRACE.in_environment().is_some()

@@ -121,6 +121,12 @@ pub(super) fn elastic(
 }
 
 impl ElasticArgs {
+    /// Whether the number of ranks follows from these flags.
+    #[cfg(feature = "train")]
+    pub(super) fn says_how_many(&self) -> bool {
+        self.min_np.is_some() || self.max_np.is_some() || self.host_discovery_script.is_some()
+    }
+
     fn any_given(&self) -> bool {
         self.min_np.is_some()
             || self.max_np.is_some()

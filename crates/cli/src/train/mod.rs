@@ -44,7 +44,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let job = args.job(&std::env::current_dir().context("the current directory has gone")?)?;
     job.check().map_err(|error| anyhow!("{error}"))?;
     let mut launch = args.launch.clone();
-    if launch.ranks.is_none() && launch.hosts.is_none() && launch.hostfile.is_none() {
+    if !launch.says_how_many() {
         launch.ranks = Some(usable_cores());
     }
     let program = std::env::current_exe().context("finding this program's file")?;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use farandole_train::job::TrainJob;
-use farandole_train::{Ended, limit_threads};
+use farandole_train::{Ended, Failed, limit_threads};
 
 use crate::doctor::usable_cores;
 
@@ -19,7 +19,9 @@ pub(crate) fn serve(words: &str) -> Result<ExitCode> {
     let rank = variable("FARANDOLE_RANK").unwrap_or(0);
     match farandole_train::run(&job, count) {
         Ok(Ended::Complete | Ended::Stopped) => Ok(ExitCode::SUCCESS),
-        Err(error) => {
+        Err(Failed { error, rank: last }) => {
+            // In an elastic job ranks are numbered anew.
+            let rank = last.unwrap_or(rank);
             if error.is_to_be_said_by(rank) {
                 let who = if rank == 0 { String::new() } else { format!("rank {rank}: ") };
                 eprintln!("farandole: {who}{error}");

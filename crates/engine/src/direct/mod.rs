@@ -183,6 +183,11 @@ impl Communicator {
         self.mesh.topology()
     }
 
+    /// The cause that ended it, if it has ended.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.as_deref()
+    }
+
     /// What ends the call that blocks, and all later ones, from any thread, with a cause. If no call is under way, the
     /// peers are told when the next one is made, or when the communicator is dropped.
     pub fn abort_handle(&self) -> AbortHandle {

@@ -32,13 +32,18 @@
 //! An [`Outbox`] is the part that sends and collects. Programs whose layers can tell when a gradient is ready post it
 //! there while backward is still running; what nobody has posted leaves in [`Outbox::collect`]. There is no hook in
 //! Burn for that, so it is up to the layers; the trainer of this project has such layers.
+//!
+//! A [`Learner`] is a module with its optimizer as the state of an elastic training, which goes on when ranks leave or
+//! join ([`crate::elastic`]).
 
+mod learner;
 mod optimizer;
 mod outbox;
 mod parameters;
 mod staging;
 
 pub use crate::wire::Wire;
-pub use optimizer::DistributedOptimizer;
+pub use learner::Learner;
+pub use optimizer::{DistributedOptimizer, add_gradients};
 pub use outbox::{AnnouncedGradient, Outbox};
 pub use parameters::{average_buffers, broadcast_parameters};

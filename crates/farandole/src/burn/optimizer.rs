@@ -72,7 +72,7 @@ impl DistributedOptimizer {
         gradients: GradientsParams,
     ) -> Result<M> {
         self.passes += 1;
-        let gradients = sum(&module, mem::take(&mut self.kept), gradients);
+        let gradients = add_gradients(&module, mem::take(&mut self.kept), gradients);
         if self.passes < self.passes_per_step {
             self.kept = gradients;
             return Ok(module);
@@ -121,8 +121,8 @@ impl DistributedOptimizer {
     }
 }
 
-/// Adds the gradients of a module's parameters, on the device where they are.
-fn sum<M: Module>(module: &M, first: GradientsParams, second: GradientsParams) -> GradientsParams {
+/// Adds the gradients of a module's parameters, on the device where they are: those of several backward passes.
+pub fn add_gradients<M: Module>(module: &M, first: GradientsParams, second: GradientsParams) -> GradientsParams {
     struct Sum {
         into: GradientsParams,
         from: GradientsParams,

@@ -109,7 +109,7 @@ pub fn average_buffers<M: Module>(world: &mut World, module: M) -> Result<M> {
 
 /// Burn keeps the last update of a running statistic beside its value until the next one; a value that is set meanwhile
 /// would be overwritten. Looking at the module as for validation brings them together, in the module itself.
-fn settle<M: Module>(module: &M) {
+pub(super) fn settle<M: Module>(module: &M) {
     drop(module.valid());
 }
 

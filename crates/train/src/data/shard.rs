@@ -2,7 +2,8 @@
 //!
 //! In each epoch there is one order of all samples, made of the seed and the epoch's number and of nothing else. Step
 //! `s` takes the *global batch*, the positions from `s * B` to `(s + 1) * B` of that order, where `B` is the batch of
-//! one rank times the number of ranks; rank `r` takes the `r`-th of as many contiguous slices of it. So two ranks with
+//! one rank times the number of ranks with which training began; rank `r` takes the `r`-th of as many contiguous slices
+//! of it as there are ranks. So two ranks with
 //! batch 32 see together exactly what one rank sees with batch 64, and a run can go on with another number of ranks in
 //! the middle of an epoch. The last global batch may be short. It is cut as evenly as can be, and a rank may get
 //! nothing at all; but every rank knows how many steps there are, and how many samples all ranks have.
@@ -31,27 +32,22 @@ pub struct Shard {
     pub rank: usize,
     /// Of how many; not zero.
     pub world_size: usize,
-    /// Samples of one rank in one step; not zero.
-    pub batch: usize,
+    /// Samples of all ranks in one step, but for the last one; not zero.
+    pub global_batch: usize,
     /// Samples of the data set.
     pub length: usize,
 }
 
 impl Shard {
-    /// Samples of all ranks in one step, but for the last one.
-    pub fn global_batch(&self) -> usize {
-        self.batch.saturating_mul(self.world_size)
-    }
-
     /// Steps of an epoch: the same on all ranks.
     pub fn steps(&self) -> usize {
-        self.length.div_ceil(self.global_batch())
+        self.length.div_ceil(self.global_batch)
     }
 
     /// The positions that all ranks together take in a step.
     pub fn global_positions(&self, step: usize) -> Range<usize> {
-        let begin = step.saturating_mul(self.global_batch()).min(self.length);
-        begin..begin.saturating_add(self.global_batch()).min(self.length)
+        let begin = step.saturating_mul(self.global_batch).min(self.length);
+        begin..begin.saturating_add(self.global_batch).min(self.length)
     }
 
     /// The positions that this rank takes in a step.
@@ -123,7 +119,7 @@ mod tests {
     use super::*;
 
     fn shard(rank: usize, world_size: usize, batch: usize, length: usize) -> Shard {
-        Shard { rank, world_size, batch, length }
+        Shard { rank, world_size, global_batch: batch * world_size, length }
     }
 
     proptest! {

@@ -6,7 +6,8 @@ use burn::module::Module;
 use farandole::{Phase, World};
 use serde_json::json;
 
-use super::Trainer;
+use super::desk::Desk;
+use super::learned::Learned;
 use crate::checkpoint::state::State;
 use crate::checkpoint::{Checkpoint, Meta, file, unusable};
 use crate::error::{Error, Result};
@@ -103,40 +104,40 @@ pub(super) fn take_over<M: Module>(begun: Begun, network: M, wanted: &Meta) -> R
     Ok(Found { network, state: Some(state), meta: Some(meta) })
 }
 
-impl Trainer<'_> {
+impl Desk {
     /// Writes a checkpoint where the job wants one. All ranks call this together, with averaged buffers.
-    pub(super) fn keep(&mut self) -> Result<()> {
+    pub(super) fn keep(&mut self, world: &mut World, learned: &Learned) -> Result<()> {
         let Some(folder) = self.job.checkpoint.clone() else { return Ok(()) };
         let path = folder.join(file::NAME);
-        let recorder = std::sync::Arc::clone(self.world.recorder());
+        let recorder = std::sync::Arc::clone(world.recorder());
         let guard = recorder.phase(Phase::Checkpoint);
         let began = std::time::Instant::now();
-        let written = if self.world.rank() == 0 { self.write(&path) } else { Ok(0) };
+        let written = if world.rank() == 0 { self.write(learned, &path) } else { Ok(0) };
         let bytes = *written.as_ref().unwrap_or(&0);
-        let outcome = share::outcome(self.world, written.map(|_| ()))?;
+        let outcome = share::outcome(world, written.map(|_| ()))?;
         self.watch.phases.checkpoint_s += began.elapsed().as_secs_f64();
         drop(guard);
         outcome.map_err(|what| Error::Checkpoint(format!("the checkpoint {} {what}", path.display())))?;
-        let facts =
-            json!({ "file": path.display().to_string(), "bytes": bytes, "epoch": self.at.epoch, "step": self.at.step });
+        let at = learned.progress.at;
+        let facts = json!({ "file": path.display().to_string(), "bytes": bytes, "epoch": at.epoch, "step": at.step });
         self.log.write("checkpoint", facts)
     }
 
     /// Writes the file and returns its length; or says what has become of it, for a sentence that begins with its name.
-    fn write(&self, path: &Path) -> std::result::Result<usize, String> {
-        let network = self.network.as_ref().expect("invariant: between steps the network is here");
-        let named = weights::read(network);
-        let state = State::from_record(self.optimizer.optimizer().to_record(), &named)
+    fn write(&self, learned: &Learned, path: &Path) -> std::result::Result<usize, String> {
+        let Learned { learner, progress, .. } = learned;
+        let named = weights::read(learner.module());
+        let state = State::from_record(learner.optimizer().to_record(), &named)
             .map_err(|error| format!("could not be written: {error}"))?;
         let meta = Meta {
-            epoch: self.at.epoch,
-            step: self.at.step,
-            steps: self.plan.steps,
-            norm_batch: self.plan.norm_batch,
-            rate_ranks: self.plan.rate_ranks,
+            epoch: progress.at.epoch,
+            step: progress.at.step,
+            steps: self.plan(learned).steps,
+            norm_batch: progress.norm_batch,
+            rate_ranks: progress.rate_ranks,
             scalars: state.scalars,
             places: state.places,
-            ..wanted(&self.job, &self.spec, self.data.len(Split::Train), self.world.size())
+            ..wanted(&self.job, &self.spec, self.data.len(Split::Train), progress.founders)
         };
         let model = named.into_iter().map(|named| (named.path, named.data)).collect();
         let bytes = Checkpoint { meta, model, optimizer: state.tensors }.encode();

@@ -11,95 +11,39 @@
 //! was asked to stop, whose loss is not finite any more. Every rank sees the same sums before it changes its weights,
 //! so that all go on, stop or give up together.
 //!
+//! In an elastic job ranks leave and join (`farandole::elastic`). Whatever ranks do together is a *block* that counts
+//! on all of them or on none; what comes next follows from the state that all have in common (`learned`). What all find
+//! out together, such as a loss that is not finite, is the outcome of a block, and ends the training after it.
+//!
 //! Files: `prepare` makes everything ready, `step` is one step, `keep` writes and reads checkpoints, `tally` is what
-//! ranks tell each other.
+//! ranks tell each other, `learned` is the state; `desk` and `seat` are what a rank has for itself.
 
+mod desk;
 mod keep;
+mod learned;
 mod prepare;
+mod seat;
 mod step;
 mod tally;
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::cell::RefCell;
 
 use burn::tensor::Device;
-use farandole::burn::{DistributedOptimizer, average_buffers};
-use farandole::{Phase, World};
-use serde_json::json;
+use farandole::World;
+use farandole::burn::average_buffers;
+use farandole::elastic::Training;
 
-use crate::data::shard::Shard;
-use crate::data::{DataSet, Loader};
 use crate::error::{Error, Result};
-use crate::evaluate::{Judgement, evaluate};
-use crate::job::{Plan, TrainJob};
-use crate::log::Log;
-use crate::model::{ModelSpec, Network};
-use crate::progress::{TrainProgress, Voice};
+use crate::job::TrainJob;
 use crate::share;
-use crate::stop::Stop;
-use crate::stopwatch::Stopwatch;
-use crate::summary::{self, Facts, Metrics};
-use tally::Sums;
+use crate::summary;
+use desk::Desk;
+use learned::{Learned, Stage};
 
 /// One rank of a job.
-struct Trainer<'w> {
-    job: TrainJob,
-    plan: Plan,
-    world: &'w mut World,
-    voice: Voice,
-    log: Log,
-    stop: Stop,
-    watch: Stopwatch,
-    device: Device,
-    data: Arc<dyn DataSet>,
-    spec: ModelSpec,
-    train: Loader,
-    test: Option<Loader>,
-    /// Always there between two steps; the optimizer takes it and gives it back, because it changes weights in place
-    /// only if nobody else holds them.
-    network: Option<Network>,
-    optimizer: DistributedOptimizer,
-    /// How far it is.
-    at: Place,
-    threads: usize,
-    /// The law by which batches are cut.
-    shard: Shard,
-}
-
-/// How far training is. There is one way to say it: where the last step of an epoch is done, the epoch is complete and
-/// no step of the next one is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    /// Epochs that are complete.
-    epoch: u64,
-    /// Steps of the next one that are done; fewer than it has.
-    step: u64,
-}
-
-impl Place {
-    /// Where somebody is who has done so many steps of the epoch after so many, be they all it has.
-    fn of(epoch: u64, step: u64, steps: u64) -> Place {
-        Place { epoch: epoch.saturating_add(step / steps.max(1)), step: step % steps.max(1) }
-    }
-
-    /// One step further, where epochs have so many.
-    fn after_step(self, steps: u64) -> Place {
-        if self.step + 1 < steps {
-            Place { step: self.step + 1, ..self }
-        } else {
-            Place { epoch: self.epoch + 1, step: 0 }
-        }
-    }
-}
-
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.step == 0 {
-            write!(f, "epoch {}", self.epoch)
-        } else {
-            write!(f, "step {} of epoch {}", self.step, self.epoch + 1)
-        }
-    }
+struct Trainer {
+    training: Training<Learned>,
+    desk: Desk,
 }
 
 /// How training has ended.
@@ -111,158 +55,169 @@ pub enum Ended {
     Stopped,
 }
 
+/// Why a rank has ended before its time.
+#[derive(Debug)]
+pub struct Failed {
+    /// The cause.
+    pub error: Box<Error>,
+    /// The number of the rank, if it was one at the end.
+    pub rank: Option<usize>,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Failed {
+        Failed { error: Box::new(error), rank: None }
+    }
+}
+
+impl From<farandole::Error> for Failed {
+    fn from(error: farandole::Error) -> Failed {
+        Failed::from(Error::from(error))
+    }
+}
+
 /// Trains as one rank of the job that this process was started in, until it is done or somebody asks to stop.
 ///
 /// `threads` is what this rank computes with, for the records. The last thing that is said is the summary.
 ///
 /// # Errors
 /// With the cause, which this rank should say if [`Error::is_to_be_said_by`] it.
-pub fn run(job: &TrainJob, threads: usize) -> Result<Ended> {
-    let mut world = farandole::init()?;
-    let ended = prepare::prepare(&mut world, job, threads).and_then(|mut trainer| {
-        let ended = trainer.train();
-        trainer.voice.end();
-        ended
-    });
-    if ended.as_ref().is_err_and(|error| !error.is_to_be_said_by(world.rank())) {
-        share::outlive_another(&mut world);
+pub fn run(job: &TrainJob, threads: usize) -> std::result::Result<Ended, Failed> {
+    let mut trainer = prepare::begin(job, threads)?;
+    let ended = trainer.train();
+    trainer.desk.end();
+    match ended {
+        Ok(ended) => {
+            trainer.training.finish()?;
+            Ok(ended)
+        }
+        // The world may have ended for good, and then there is no rank any more.
+        Err(error @ Error::World(_)) if !matches!(error, Error::World(farandole::Error::Overflow(_))) => {
+            Err(error.into())
+        }
+        Err(error) => {
+            let (_, mut world) = trainer.training.into_parts();
+            Err(ends_with(error, &mut world))
+        }
     }
-    ended
 }
 
-impl Trainer<'_> {
+/// Ends a rank with an error that others may have, too.
+fn ends_with(error: Error, world: &mut World) -> Failed {
+    if !error.is_to_be_said_by(world.rank()) {
+        share::outlive_another(world);
+    }
+    Failed { error: Box::new(error), rank: Some(world.rank()) }
+}
+
+impl Trainer {
     fn train(&mut self) -> Result<Ended> {
-        let began = Instant::now();
-        let mut all = Sums::default();
-        let mut last_judgement = None;
-        let mut ended = Ended::Complete;
-        while self.number() < self.plan.schedule.total_steps && ended == Ended::Complete {
-            let (sums, how) = self.epoch()?;
-            ended = how;
-            all.add(&sums);
-            let network = self.network.take().expect("invariant: between steps the network is here");
-            self.network = Some(average_buffers(self.world, network)?);
-            let last = self.number() == self.plan.schedule.total_steps;
-            let due = self.job.eval_every > 0 && (self.at.epoch.is_multiple_of(self.job.eval_every) || last);
-            let mut judgement = None;
-            if due && ended == Ended::Complete {
-                (judgement, ended) = self.judge()?;
+        loop {
+            let Learned { progress, .. } = self.training.state();
+            match progress.stage {
+                Stage::Prepare => self.prepare()?,
+                Stage::Learn => self.learn()?,
+                Stage::Average => self.average()?,
+                Stage::Judge => self.judge()?,
+                Stage::Keep => self.keep()?,
+                Stage::SumUp => self.sum_up()?,
+                Stage::Over if progress.stopped => return Ok(Ended::Stopped),
+                Stage::Over => return Ok(Ended::Complete),
             }
-            if ended == Ended::Complete || self.at.step == 0 {
-                self.tell_epoch(&sums, judgement.as_ref())?;
-            }
-            last_judgement = judgement.or(last_judgement);
-            if ended == Ended::Stopped {
-                self.voice.say(&format!("asked to stop after {}", self.at));
-            }
-            self.keep()?;
         }
-        if ended == Ended::Complete && all.samples == 0.0 {
-            self.voice.say("training was complete already");
-            (last_judgement, ended) = self.judge()?;
-        }
-        self.sum_up(&all, last_judgement.as_ref(), ended, began)?;
-        Ok(ended)
     }
 
-    /// Steps that are done, since the very beginning.
-    fn number(&self) -> u64 {
-        self.at.epoch * self.plan.steps + self.at.step
+    /// Makes a step.
+    fn learn(&mut self) -> Result<()> {
+        // Both halves of a step measure what they do, one after the other.
+        let desk = RefCell::new(&mut self.desk);
+        let mut failed = Ok(());
+        self.training.step(
+            |world, learned, _| of_all(desk.borrow_mut().compute(world, learned)),
+            |learned, made| match made {
+                Ok(made) => desk.borrow_mut().apply(learned, made),
+                Err(error) => failed = Err(error),
+            },
+        )?;
+        failed?;
+        self.desk.tell_step(self.training.world(), self.training.state());
+        Ok(())
     }
 
-    /// One epoch, or what is left of it, or of the run.
-    fn epoch(&mut self) -> Result<(Sums, Ended)> {
-        let epoch = self.at.epoch;
-        self.world.epoch(epoch);
-        let mut batches = self.train.epoch(epoch, self.at.step as usize);
-        let mut sums = Sums::default();
-        while self.at.epoch == epoch && self.number() < self.plan.schedule.total_steps {
-            let step = self.step(&mut batches)?;
-            let number_in_epoch = self.at.step + 1;
-            self.at = self.at.after_step(self.plan.steps);
-            sums.add(&step);
-            for notice in self.train.take_notices() {
-                Voice::warn(self.world.rank(), &notice);
-            }
-            self.voice.step(TrainProgress {
-                epoch: epoch + 1,
-                epochs: self.plan.epochs,
-                step: number_in_epoch,
-                steps: self.plan.steps,
-                steps_done: self.number(),
-                steps_in_all: self.plan.schedule.total_steps,
-                loss: step.loss(),
-                samples_per_s: sums.samples / sums.seconds,
-            });
-            if step.stops > 0.0 {
-                return Ok((sums, Ended::Stopped));
-            }
-        }
-        Ok((sums, Ended::Complete))
+    /// Averages what ranks know of their own samples alone.
+    fn average(&mut self) -> Result<()> {
+        let plan = self.desk.plan(self.training.state());
+        let eval_every = self.desk.job.eval_every;
+        self.training.exchange(
+            |world, learned| Ok::<_, Error>(average_buffers(world, learned.learner.module().clone())?),
+            |learned, network| {
+                learned.learner.set_module(network);
+                learned.progress.averaged(eval_every, &plan);
+            },
+        )
     }
 
     /// Looks at the test samples, if there are any, unless somebody asks to stop before all are looked at.
-    fn judge(&mut self) -> Result<(Option<Judgement>, Ended)> {
-        let Some(loader) = &mut self.test else { return Ok((None, Ended::Complete)) };
-        let network = self.network.as_ref().expect("invariant: between steps the network is here");
-        let (world, spec, stop) = (&mut *self.world, &self.spec, &self.stop);
-        let judgement = self.watch.time(Phase::Evaluation, || evaluate(world, network, loader, spec, stop))?;
-        for notice in loader.take_notices() {
-            Voice::warn(self.world.rank(), &notice);
+    fn judge(&mut self) -> Result<()> {
+        let desk = &mut self.desk;
+        if self.training.state().progress.all.samples == 0.0 {
+            desk.voice.say("training was complete already");
         }
-        let ended = if judgement.is_some() { Ended::Complete } else { Ended::Stopped };
-        Ok((judgement, ended))
+        self.training.exchange(
+            |world, learned| desk.judge(world, learned),
+            |learned, (judgement, was_asked_to_stop)| {
+                learned.progress.judged(judgement.as_ref(), was_asked_to_stop);
+            },
+        )
     }
 
-    fn metrics(&self, judgement: &Judgement) -> Metrics {
-        summary::metrics(judgement, self.spec.task, &self.data.unit())
+    /// Tells of the epoch, and keeps a checkpoint.
+    fn keep(&mut self) -> Result<()> {
+        let desk = &mut self.desk;
+        let plan = desk.plan(self.training.state());
+        let (mut is_told, mut failed) = (false, Ok(()));
+        self.training.exchange(
+            |world, learned| {
+                desk.follow(world, learned)?;
+                // Whoever is rank 0 now: the one that told it may be lost.
+                if world.rank() == 0 && !std::mem::replace(&mut is_told, true) {
+                    desk.tell_epoch(learned)?;
+                }
+                of_all(desk.keep(world, learned))
+            },
+            |learned, kept| {
+                learned.progress.kept(&plan);
+                failed = kept;
+            },
+        )?;
+        failed
     }
 
-    fn tell_epoch(&mut self, sums: &Sums, judgement: Option<&Judgement>) -> Result<()> {
-        let (epoch, epochs) = (self.at.epoch + u64::from(self.at.step > 0), self.plan.epochs);
-        let rate = self.plan.schedule.rate(self.number().saturating_sub(1));
-        let metrics = judgement.map(|judgement| self.metrics(judgement));
-        let speed = sums.samples / sums.seconds;
-        let mut line = format!("epoch {epoch}/{epochs}  loss {:.4}", sums.loss());
-        if let Some(metrics) = &metrics {
-            line += &format!("  test: {}", summary::metrics_text(metrics));
-        }
-        line += &format!("  {speed:.1} samples/s");
-        if sums.replaced > 0.0 {
-            let samples = if sums.replaced == 1.0 { "sample" } else { "samples" };
-            line += &format!("  ({} {samples} could not be read)", sums.replaced);
-        }
-        self.voice.say(&line);
-        let facts = json!({
-            "epoch": epoch, "epochs": epochs, "steps": self.plan.steps, "lr": rate, "loss": sums.loss(),
-            "samples": sums.samples, "seconds": sums.seconds, "samples_per_s": speed, "replaced": sums.replaced,
-            "test": metrics.as_ref().map(summary::metrics_json),
-            "test_left_out": judgement.map(|judgement| judgement.left_out),
-        });
-        self.log.write("epoch", facts)
+    /// Tells of the whole run.
+    fn sum_up(&mut self) -> Result<()> {
+        let desk = &mut self.desk;
+        let mut is_told = false;
+        self.training.exchange(
+            |world, learned| {
+                desk.follow(world, learned)?;
+                let gathered = summary::gather(world, &desk.watch)?;
+                if world.rank() == 0 && !std::mem::replace(&mut is_told, true) {
+                    desk.sum_up(world, learned, gathered)?;
+                }
+                Ok::<_, Error>(())
+            },
+            |learned, ()| learned.progress.stage = Stage::Over,
+        )
     }
+}
 
-    fn sum_up(&mut self, all: &Sums, judgement: Option<&Judgement>, ended: Ended, began: Instant) -> Result<()> {
-        let gathered = summary::gather(self.world, &self.watch)?;
-        let facts = Facts {
-            job: &self.job,
-            plan: &self.plan,
-            data: self.data.describe(),
-            model: self.spec.architecture.to_string(),
-            hosts: self.world.topology().hosts(),
-            threads: self.threads,
-            epochs_done: self.at.epoch,
-            samples: all.samples,
-            loss: all.loss(),
-            seconds: began.elapsed().as_secs_f64(),
-            stopped: ended == Ended::Stopped,
-            metrics: judgement.map(|judgement| self.metrics(judgement)),
-            gathered,
-        };
-        for line in facts.text() {
-            self.voice.say(&line);
+/// Tells what all ranks have found out together, which is an outcome, from what has become of this one alone.
+fn of_all<T>(result: Result<T>) -> Result<Result<T>> {
+    match result {
+        Err(error @ (Error::Checkpoint(_) | Error::NotFinite { .. } | Error::World(farandole::Error::Overflow(_)))) => {
+            Ok(Err(error))
         }
-        self.log.write("summary", facts.json())
+        other => other.map(Ok),
     }
 }
 
@@ -282,25 +237,4 @@ pub fn check(job: &TrainJob) -> Result<()> {
     crate::source::augment(job, data.as_ref())?;
     let fits = spec.parameters(&Device::flex()).map(|_| ());
     fits.map_err(|error| Error::Model(error.to_string()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_last_step_of_an_epoch_completes_it() {
-        let (steps, mut at) = (3, Place { epoch: 0, step: 0 });
-        let mut told = Vec::new();
-        for _ in 0..4 {
-            at = at.after_step(steps);
-            told.push(at.to_string());
-        }
-        assert_eq!(told, ["step 1 of epoch 1", "step 2 of epoch 1", "epoch 1", "step 1 of epoch 2"]);
-        assert_eq!(Place { epoch: 4, step: 0 }.after_step(1), Place { epoch: 5, step: 0 });
-        assert_eq!(
-            [Place::of(4, 2, 3), Place::of(4, 3, 3)],
-            [Place { epoch: 4, step: 2 }, Place { epoch: 5, step: 0 }]
-        );
-    }
 }

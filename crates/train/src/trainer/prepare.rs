@@ -1,31 +1,33 @@
 //! From a job to a rank that is ready to train: data, network, optimizer, and what a checkpoint knows of them.
 //!
 //! What a rank can get wrong by itself (a folder that its host does not have) comes first, and all ranks hear of it
-//! before anything else is begun: either all are ready, or all end, and one of them says why.
+//! before anything else is begun: either all are ready, or all end, and one of them says why. In an elastic job such a
+//! rank ends by itself, and the others go on.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
+use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
-use farandole::burn::{DistributedOptimizer, Wire, broadcast_parameters};
+use farandole::burn::{Learner, Wire};
+use farandole::elastic::Training;
 use farandole::{ReduceOp, World};
 use serde_json::json;
 
+use super::desk::Desk;
 use super::keep::{self, Found};
-use super::{Place, Trainer};
-use crate::data::shard::Shard;
-use crate::data::{DataSet, Loader, LoaderConfig, SampleOrder};
+use super::learned::{Learned, Place};
+use super::{Failed, Trainer, ends_with};
+use crate::data::{Augment, DataSet};
 use crate::error::{Error, Result};
 use crate::job::{Plan, Precision, Resume, TrainJob};
 use crate::log::{Before, Log};
 use crate::model::{Architecture, ModelSpec, Network};
 use crate::optimizer;
-use crate::progress::{MAILBOX, Voice};
+use crate::progress::Voice;
 use crate::sample::Split;
 use crate::share;
 use crate::source;
 use crate::stop::Stop;
-use crate::stopwatch::Stopwatch;
 
 /// What is to be learned, and by what.
 pub(super) fn subject(job: &TrainJob) -> Result<(Arc<dyn DataSet>, ModelSpec)> {
@@ -39,103 +41,147 @@ pub(super) fn subject(job: &TrainJob) -> Result<(Arc<dyn DataSet>, ModelSpec)> {
 /// Everything that a rank can make without the others.
 struct Own {
     data: Arc<dyn DataSet>,
+    augment: Augment,
     spec: ModelSpec,
     network: Network,
     device: Device,
-    train: Loader,
-    test: Option<Loader>,
-    stop: Stop,
 }
 
-/// Makes this rank ready. All ranks call this together.
-pub(super) fn prepare<'w>(world: &'w mut World, job: &TrainJob, threads: usize) -> Result<Trainer<'w>> {
-    let own = own(job, world);
-    let own = agree(world, own)?;
-    let same = same_data(world, own.data.as_ref())?;
-    agree(world, same)?;
-    let mailbox = std::env::var_os(MAILBOX).map(PathBuf::from);
-    let mut voice = Voice::new(world.rank(), mailbox.as_deref());
-    let watch = Stopwatch::new(world.recorder(), job.uncounted_steps);
-    let Own { data, spec, network, device, train, test, stop } = own;
-    let ranks = world.size();
-
-    let begun = keep::begin(world, job)?;
-    let wanted = keep::wanted(job, &spec, data.len(Split::Train), ranks);
-    let Found { network, state, meta } = keep::take_over(begun, network, &wanted)?;
-    let network = broadcast_parameters(world, network, 0)?;
-    let (rate_ranks, norm_batch) = match &meta {
-        Some(meta) => (meta.rate_ranks, norm_batch(job, meta.norm_batch, &mut voice)),
-        None => (ranks, job.norm_batch.unwrap_or(job.batch)),
-    };
-    let plan = Plan::new(job, ranks, train.steps() as u64, rate_ranks, norm_batch);
-    let inside = optimizer::make(job, state, &network)?;
-    let wire = match job.precision {
-        Precision::F32 => Wire::F32,
-        Precision::Bf16Wire => Wire::Bf16,
-        Precision::F16Wire => Wire::F16,
-    };
-    let optimizer = DistributedOptimizer::accumulating(world, &network, inside, wire, job.accumulate)?;
-    let at = meta.as_ref().map_or(Place { epoch: 0, step: 0 }, |meta| Place::of(meta.epoch, meta.step, plan.steps));
-    let path = job.log.as_deref().filter(|_| world.rank() == 0);
-    let log = Log::open(path, if meta.is_some() { Before::Kept } else { Before::Forgotten });
-    let log = agree(world, log)?;
-    let shard = Shard {
-        rank: world.rank(),
-        world_size: ranks,
-        batch: job.batch * job.accumulate,
-        length: data.len(Split::Train),
-    };
-    let job = job.clone();
-    let network = Some(network);
-    let mut trainer = Trainer {
-        job,
-        plan,
-        world,
-        voice,
-        log,
-        stop,
-        watch,
-        device,
-        data,
-        spec,
-        train,
-        test,
-        network,
-        optimizer,
-        at,
-        threads,
-        shard,
-    };
-    trainer.introduce()?;
-    Ok(trainer)
+/// Makes this process a rank, with what the others have learned, if they have begun before it.
+pub(super) fn begin(job: &TrainJob, threads: usize) -> std::result::Result<Trainer, Failed> {
+    if farandole::elastic::is_enabled() {
+        // A rank that joins makes no call before the others let it in; so one that cannot train ends by itself, and the
+        // others go on without it.
+        let own = own(job)?;
+        let world = farandole::init()?;
+        return Ok(start(job, threads, own, world)?);
+    }
+    let mut world = farandole::init()?;
+    let own = own(job);
+    match agree(&mut world, own).and_then(|own| same_data(&mut world, own)) {
+        Ok(own) => Ok(start(job, threads, own, world)?),
+        Err(error) => Err(ends_with(error, &mut world)),
+    }
 }
 
-fn own(job: &TrainJob, world: &World) -> Result<Own> {
-    let stop = Stop::on_signals().map_err(|error| Error::TrainJob(format!("signals cannot be heard: {error}")))?;
+fn own(job: &TrainJob) -> Result<Own> {
     job.check()?;
     let (data, spec) = subject(job)?;
     let device = Device::flex().autodiff();
     device.seed(job.seed);
     let network = Network::new(&spec, &device).map_err(|error| Error::Model(error.to_string()))?;
-    let config = LoaderConfig {
-        rank: world.rank(),
-        world_size: world.size(),
-        batch: job.batch * job.accumulate,
-        workers: job.workers,
-        prefetch: job.prefetch,
-        seed: job.seed,
-        augment: source::augment(job, data.as_ref())?,
-        order: SampleOrder::Shuffled,
-        recorder: Some(Arc::clone(world.recorder())),
+    let augment = source::augment(job, data.as_ref())?;
+    Ok(Own { data, augment, spec, network, device })
+}
+
+/// Gets the state of the others, or of rank 0 if training begins.
+fn start(job: &TrainJob, threads: usize, own: Own, world: World) -> Result<Trainer> {
+    let Own { data, augment, spec, network, device } = own;
+    // Not before this process is a rank: one that still waits to become one ends by a signal, as any process does.
+    let stop = Stop::on_signals().map_err(|error| Error::TrainJob(format!("signals cannot be heard: {error}")))?;
+    let wire = match job.precision {
+        Precision::F32 => Wire::F32,
+        Precision::Bf16Wire => Wire::Bf16,
+        Precision::F16Wire => Wire::F16,
     };
-    let loader =
-        |split, config| Loader::new(Arc::clone(&data), split, config).map_err(|error| Error::Data(error.to_string()));
-    let train = loader(Split::Train, config.clone())?;
-    let test = match data.is_empty(Split::Test) || job.eval_every == 0 {
-        true => None,
-        false => Some(loader(Split::Test, LoaderConfig { order: SampleOrder::InOrder, batch: job.batch, ..config })?),
-    };
-    Ok(Own { data, spec, network, device, train, test, stop })
+    let optimizer = optimizer::make(job, None, &network)?;
+    let mark = format!("{} ({:016x})", data.describe(), data.fingerprint());
+    let learned = Learned::new(Learner::new(network, optimizer, wire), job, mark);
+    let training = Training::new(learned).begin_in(world)?;
+    let mut desk = Desk::new(job, threads, (data, augment, spec), (device, stop), training.world())?;
+    desk.skip_changes(training.state());
+    Ok(Trainer { training, desk })
+}
+
+/// What training begins with.
+struct Beginning {
+    network: Network,
+    optimizer: ModuleOptimizer,
+    at: Place,
+    plan: Plan,
+}
+
+impl Trainer {
+    /// Finds out what there is to go on from, and says what is going to be done.
+    pub(super) fn prepare(&mut self) -> Result<()> {
+        let Trainer { training, desk } = self;
+        let mut failed = Ok(());
+        training.exchange(
+            // Whatever else goes wrong here does so on all ranks together.
+            |world, learned| match desk.find(world, learned) {
+                Err(error @ Error::World(_)) => Err(error),
+                found => Ok(found),
+            },
+            |learned, found| match found {
+                Ok(Beginning { network, optimizer, at, plan }) => {
+                    learned.learner.set_module(network);
+                    learned.learner.set_optimizer(optimizer);
+                    (learned.progress.rate_ranks, learned.progress.norm_batch) = (plan.rate_ranks, plan.norm_batch);
+                    learned.progress.begin(at, &plan);
+                }
+                Err(error) => failed = Err(error),
+            },
+        )?;
+        failed?;
+        desk.introduce(training.world(), training.state())
+    }
+}
+
+impl Desk {
+    /// What a checkpoint has, if there is one to go on from; else what every rank has made. All ranks call this
+    /// together.
+    fn find(&mut self, world: &mut World, learned: &Learned) -> Result<Beginning> {
+        self.follow(world, learned)?;
+        let (job, founders) = (self.job.clone(), learned.progress.founders);
+        let begun = keep::begin(world, &job)?;
+        let wanted = keep::wanted(&job, &self.spec, self.data.len(Split::Train), founders);
+        let Found { network, state, meta } = keep::take_over(begun, learned.learner.module().clone(), &wanted)?;
+        let (rate_ranks, norm_batch) = match &meta {
+            Some(meta) => (meta.rate_ranks, norm_batch(&job, meta.norm_batch, &mut self.voice)),
+            None => (founders, job.norm_batch.unwrap_or(job.batch)),
+        };
+        let steps = self.data.len(Split::Train).div_ceil(learned.global_batch()) as u64;
+        let plan = Plan::new(&job, founders, steps, rate_ranks, norm_batch);
+        let optimizer = optimizer::make(&job, state, &network)?;
+        let at = meta.as_ref().map_or(Place::default(), |meta| Place::of(meta.epoch, meta.step, plan.steps));
+        let path = job.log.as_deref().filter(|_| world.rank() == 0);
+        let log = Log::open(path, if meta.is_some() { Before::Kept } else { Before::Forgotten });
+        self.log = agree(world, log)?;
+        Ok(Beginning { network, optimizer, at, plan })
+    }
+
+    /// Says what is going to be done.
+    fn introduce(&mut self, world: &World, learned: &Learned) -> Result<()> {
+        let (plan, at) = (self.plan(learned), learned.progress.at);
+        let parameters = self.spec.parameters(&self.device).map_err(|error| Error::Model(error.to_string()))?;
+        let (ranks, threads) = (world.size(), self.threads);
+        let job = &self.job;
+        let many = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
+        let passes = if job.accumulate == 1 { String::new() } else { format!(" x {} passes", job.accumulate) };
+        let model = format!("{} with {} parameters", self.spec.architecture, grouped(parameters));
+        let who = format!("{} x {}", many(ranks, "rank"), many(threads, "thread"));
+        let batch = format!("batch {}{passes} x {ranks} = {}", job.batch, plan.global_batch);
+        let from = match (at, &job.resume) {
+            (Place { epoch: 0, step: 0 }, Resume::IfThere) => "; there is no checkpoint to resume from yet".to_owned(),
+            (Place { epoch: 0, step: 0 }, _) => String::new(),
+            (at, _) => format!("; resumed after {at}"),
+        };
+        self.voice.say(&format!("{model} on {}", self.data.describe()));
+        self.voice.say(&format!(
+            "{who}, {batch}, {} in {}{from}",
+            many(plan.schedule.total_steps as usize, "step"),
+            many(plan.epochs as usize, "epoch")
+        ));
+        let facts = json!({
+            "format": 1, "model": self.spec.architecture.to_string(), "parameters": parameters,
+            "data": self.data.describe(), "ranks": ranks, "hosts": world.topology().hosts(), "threads": threads,
+            "batch": job.batch, "accumulate": job.accumulate, "global_batch": plan.global_batch,
+            "epochs": plan.epochs, "steps": plan.steps, "total_steps": plan.schedule.total_steps, "optimizer": job.optimizer.name(),
+            "peak_lr": plan.schedule.peak, "precision": job.precision, "seed": job.seed,
+            "resumed": { "epoch": at.epoch, "step": at.step },
+        });
+        self.log.write("start", facts)
+    }
 }
 
 /// Whether something went well on all ranks. The first rank on which it did not says why; to the others that is known.
@@ -151,7 +197,13 @@ fn agree<T>(world: &mut World, own: Result<T>) -> Result<T> {
 
 /// Whether this rank has the data of rank 0. Hosts may have copies of their own, and where these differ ranks would
 /// share out samples that are not the same, or wait for each other in steps that others do not have.
-fn same_data(world: &mut World, data: &dyn DataSet) -> Result<Result<()>> {
+fn same_data(world: &mut World, own: Own) -> Result<Own> {
+    let compared = compare_data(world, own.data.as_ref())?;
+    agree(world, compared)?;
+    Ok(own)
+}
+
+fn compare_data(world: &mut World, data: &dyn DataSet) -> Result<Result<()>> {
     let (own, mark) = (data.describe(), data.fingerprint());
     let theirs = share::bytes(world, format!("{mark:016x}{own}").into_bytes())?;
     let (their_mark, their) = theirs.split_at(theirs.len().min(16));
@@ -178,40 +230,6 @@ fn norm_batch(job: &TrainJob, before: usize, voice: &mut Voice) -> usize {
         job.batch, job.batch
     ));
     job.batch
-}
-
-impl Trainer<'_> {
-    /// Says what is going to be done.
-    fn introduce(&mut self) -> Result<()> {
-        let parameters = self.spec.parameters(&self.device).map_err(|error| Error::Model(error.to_string()))?;
-        let (ranks, threads) = (self.world.size(), self.threads);
-        let job = &self.job;
-        let many = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
-        let passes = if job.accumulate == 1 { String::new() } else { format!(" x {} passes", job.accumulate) };
-        let model = format!("{} with {} parameters", self.spec.architecture, grouped(parameters));
-        let who = format!("{} x {}", many(ranks, "rank"), many(threads, "thread"));
-        let batch = format!("batch {}{passes} x {ranks} = {}", job.batch, self.plan.global_batch);
-        let from = match (self.at, &job.resume) {
-            (Place { epoch: 0, step: 0 }, Resume::IfThere) => "; there is no checkpoint to resume from yet".to_owned(),
-            (Place { epoch: 0, step: 0 }, _) => String::new(),
-            (at, _) => format!("; resumed after {at}"),
-        };
-        self.voice.say(&format!("{model} on {}", self.data.describe()));
-        self.voice.say(&format!(
-            "{who}, {batch}, {} in {}{from}",
-            many(self.plan.schedule.total_steps as usize, "step"),
-            many(self.plan.epochs as usize, "epoch")
-        ));
-        let facts = json!({
-            "format": 1, "model": self.spec.architecture.to_string(), "parameters": parameters,
-            "data": self.data.describe(), "ranks": ranks, "hosts": self.world.topology().hosts(), "threads": threads,
-            "batch": job.batch, "accumulate": job.accumulate, "global_batch": self.plan.global_batch,
-            "epochs": self.plan.epochs, "steps": self.plan.steps, "total_steps": self.plan.schedule.total_steps, "optimizer": job.optimizer.name(),
-            "peak_lr": self.plan.schedule.peak, "precision": job.precision, "seed": job.seed,
-            "resumed": { "epoch": self.at.epoch, "step": self.at.step },
-        });
-        self.log.write("start", facts)
-    }
 }
 
 /// A number with commas.

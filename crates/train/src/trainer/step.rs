@@ -4,80 +4,92 @@ use std::time::Instant;
 
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, TensorData};
-use farandole::Phase;
+use farandole::burn::add_gradients;
+use farandole::{Phase, World};
 
-use super::Trainer;
+use super::desk::Desk;
+use super::learned::Learned;
 use super::tally::{Sums, Tally, not_finite};
-use crate::data::Epoch;
 use crate::data::shard::Shard;
 use crate::error::{Error, Result};
 use crate::layer::{Draw, ForwardPass};
 use crate::sample::{Labels, SampleBatch};
 use crate::task;
 
-impl Trainer<'_> {
-    /// Takes the next batch and learns from it. Returns what all ranks have seen; the weights are those after the step.
-    pub(super) fn step(&mut self, batches: &mut Epoch) -> Result<Sums> {
+/// What all ranks have made of a step: the weights follow from it.
+pub(super) struct Made {
+    averages: GradientsParams,
+    rate: f64,
+    sums: Sums,
+    began: Instant,
+    /// Samples of this rank.
+    count: usize,
+    /// Samples of all ranks.
+    global_count: usize,
+}
+
+impl Desk {
+    /// Takes the batch of the next step, and computes with all ranks what is to be learned from it. Changes no weight.
+    pub(super) fn compute(&mut self, world: &mut World, learned: &Learned) -> Result<Made> {
         let began = Instant::now();
-        let (epoch, step) = (self.at.epoch, self.at.step);
-        let number = self.number();
-        self.world.iteration(number);
-        let batch = self.watch.time(Phase::InputWait, || batches.next());
-        let batch = batch.expect("invariant: an epoch has as many batches as it says");
-        let batch = batch.map_err(|error| Error::Data(error.to_string()))?;
+        let (plan, at) = (self.plan(learned), learned.progress.at);
+        let number = learned.progress.number(&plan);
+        self.follow(world, learned)?;
+        world.iteration(number);
+        let Desk { seat, watch, .. } = self;
+        let seat = seat.as_mut().expect("invariant: a rank has a seat now");
+        let batch = watch.time(Phase::InputWait, || seat.batch(at))?;
+        let (shard, passes) = (seat.shard, seat.passes);
 
         let mut own = Sums { replaced: batch.replaced as f64, samples: batch.count as f64, ..Sums::default() };
         own.stops = f64::from(u8::from(self.stop.asked()));
-        let rate = self.plan.schedule.rate(number);
-        let passes = self.job.accumulate;
         let (count, global_count) = (batch.count, batch.global_count);
-        let cuts = cuts(&self.shard, step as usize, passes);
-        let mut tally = None;
+        let cuts = cuts(&shard, at.step as usize, passes);
+        let before = samples_before(&shard, at.step as usize);
+        let (mut tally, mut gradients) = (None, GradientsParams::new());
         for (pass, piece) in pieces(batch, cuts, self.spec.shape.len()).enumerate() {
-            let last = pass + 1 == passes;
-            let gradients = match piece {
-                Some(piece) => self.pass(piece, number, global_count, &mut own, last.then_some(&mut tally))?,
-                None => GradientsParams::new(),
-            };
-            if last {
-                let sums = match tally.take() {
-                    Some(tally) => tally,
-                    None => Tally::send(self.world, &own)?,
-                };
-                let sums = self.watch.time(Phase::OptimizerStep, || sums.wait())?;
-                if sums.infinite > 0.0 || !sums.losses.is_finite() {
-                    let guilty = own.infinite > 0.0;
-                    return Err(not_finite(self.world, epoch, step, guilty));
-                }
-                self.learn(rate, gradients)?;
-                let took = began.elapsed();
-                self.watch.step(took, count, global_count);
-                return Ok(Sums { seconds: took.as_secs_f64(), ..sums });
-            }
-            self.learn(rate, gradients)?;
+            let Some(piece) = piece else { continue };
+            let is_last = pass + 1 == passes;
+            let draw = Draw { seed: self.job.seed, step: number, first_sample: before + piece.first };
+            let pass = Pass { piece, draw, norm_batch: plan.norm_batch, global_count };
+            let more = self.pass(world, learned, pass, &mut own, is_last.then_some(&mut tally))?;
+            gradients = add_gradients(learned.learner.module(), gradients, more);
         }
-        unreachable!("invariant: a step has a last pass")
+        let sums = match tally.take() {
+            Some(tally) => tally,
+            None => Tally::send(world, &own)?,
+        };
+        let sums = self.watch.time(Phase::OptimizerStep, || sums.wait())?;
+        if sums.infinite > 0.0 || !sums.losses.is_finite() {
+            return Err(not_finite(world, at.epoch, at.step, own.infinite > 0.0));
+        }
+        let averages = self.watch.time(Phase::OptimizerStep, || learned.learner.average(gradients))?;
+        Ok(Made { averages, rate: plan.schedule.rate(number), sums, began, count, global_count })
+    }
+
+    /// Learns from what all ranks have made.
+    pub(super) fn apply(&mut self, learned: &mut Learned, made: Made) {
+        let Made { averages, rate, sums, began, count, global_count } = made;
+        let plan = self.plan(learned);
+        self.watch.time(Phase::OptimizerStep, || learned.learner.apply(rate, averages));
+        let took = began.elapsed();
+        self.watch.step(took, count, global_count);
+        learned.progress.stepped(&Sums { seconds: took.as_secs_f64(), ..sums }, &plan);
     }
 
     /// Forward and backward over a piece of the batch. The tally leaves between the two, in the last pass of a step.
     fn pass(
         &mut self,
-        piece: Piece,
-        number: u64,
-        global_count: usize,
+        world: &mut World,
+        learned: &Learned,
+        Pass { piece, draw, norm_batch, global_count }: Pass,
         own: &mut Sums,
         tally: Option<&mut Option<Tally>>,
     ) -> Result<GradientsParams> {
-        let (spec, device, network) = (&self.spec, &self.device, self.network.as_ref());
-        let network = network.expect("invariant: between steps the network is here");
+        let (spec, device, network) = (&self.spec, &self.device, learned.learner.module());
         let shape = spec.shape;
-        let step = self.at.step as usize;
-        let before = self.shard.positions(step).start - self.shard.global_positions(step).start;
-        let draw = Draw { seed: self.job.seed, step: number, first_sample: before + piece.first };
-        let pass = ForwardPass {
-            norm_group: Some(self.plan.norm_batch),
-            ..ForwardPass::training(Some(self.optimizer.outbox()), draw)
-        };
+        let pass =
+            ForwardPass { norm_group: Some(norm_batch), ..ForwardPass::training(learned.learner.outbox(), draw) };
         let (count, labels, smoothing) = (piece.count, piece.labels, self.job.label_smoothing);
         let images = TensorData::new(piece.images, [count, shape.bands, shape.height, shape.width]);
         let loss = self.watch.time(Phase::Forward, || {
@@ -89,23 +101,23 @@ impl Trainer<'_> {
         own.losses += value * count as f64;
         own.infinite += f64::from(u8::from(!value.is_finite()));
         if let Some(tally) = tally {
-            *tally = Some(Tally::send(self.world, own)?);
+            *tally = Some(Tally::send(world, own)?);
         }
         // The engine takes the mean over ranks of what each has: with this weight it is the mean over all samples.
-        let weight = (count * self.world.size()) as f64 / global_count as f64;
+        let weight = (count * world.size()) as f64 / global_count as f64;
         Ok(self.watch.time(Phase::Backward, || {
             let gradients = loss.mul_scalar(weight).backward();
             GradientsParams::from_grads(gradients, network)
         }))
     }
+}
 
-    fn learn(&mut self, rate: f64, gradients: GradientsParams) -> Result<()> {
-        let network = self.network.take().expect("invariant: between steps the network is here");
-        let optimizer = &mut self.optimizer;
-        let network = self.watch.time(Phase::OptimizerStep, || optimizer.step(rate, network, gradients))?;
-        self.network = Some(network);
-        Ok(())
-    }
+/// One pass of a step.
+struct Pass {
+    piece: Piece,
+    draw: Draw,
+    norm_batch: usize,
+    global_count: usize,
 }
 
 /// What one pass is about.
@@ -124,11 +136,15 @@ struct Piece {
 /// sees the same samples on whichever rank it is, also where the last batch is short: two ranks with one pass each do
 /// what one rank does with two.
 fn cuts(shard: &Shard, step: usize, passes: usize) -> Vec<usize> {
-    let pass =
-        |rank: usize| Shard { rank, world_size: shard.world_size * passes, batch: shard.batch / passes, ..*shard };
+    let pass = |rank: usize| Shard { rank, world_size: shard.world_size * passes, ..*shard };
     let first = shard.positions(step).start;
     let ends = (0..passes).map(|number| pass(shard.rank * passes + number).positions(step).end - first);
     std::iter::once(0).chain(ends).collect()
+}
+
+/// How many samples of the global batch come before this rank's.
+fn samples_before(shard: &Shard, step: usize) -> usize {
+    shard.positions(step).start - shard.global_positions(step).start
 }
 
 /// A rank's batch, cut into a piece for each pass; a short batch may have none for some.
@@ -183,7 +199,7 @@ mod tests {
     }
 
     fn shard(rank: usize, world_size: usize, batch: usize, length: usize) -> Shard {
-        Shard { rank, world_size, batch, length }
+        Shard { rank, world_size, global_batch: batch * world_size, length }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! `f64`, the same on all ranks bit by bit, which is why all ranks may decide by them.
 
 use farandole::{Pending, ReduceOp, World};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 const NAME: &str = "farandole.train.tally";
 
 /// Sums over ranks, and over steps.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sums {
     /// The losses of all samples.
     pub(super) losses: f64,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::hosts::{Presence, again_in};
-use super::{Action, Cause, Directive, ElasticSupervision, Generation, Phase};
+use super::{Action, Cause, Directive, ElasticSupervision, Generation, NEWS_ARE_ON_THE_WAY, Phase};
 use crate::launch::failure::{Failure, What, member_name};
 use crate::launch::message::{HowEnded, OutputStream, RankSlot};
 use crate::launch::output::Tail;
@@ -275,7 +275,18 @@ impl ElasticSupervision {
         self.say(format!("{}{left_alone}", failure.as_member()));
         self.losses.push(Loss { member: number, failure, replaced_by: None });
         if self.finishing {
-            self.fail(Cause::LossAtTheEnd(self.losses.len() - 1), now);
+            self.late_losses.push((self.losses.len() - 1, now));
+        }
+    }
+
+    /// Whether somebody was lost while the job was finishing, and the others have not gone on without it.
+    pub(super) fn judge_late_losses(&mut self, now: Instant) {
+        let (generation, losses) = (self.generation.as_ref(), &self.losses);
+        self.late_losses.retain(|(at, _)| generation.is_none_or(|latest| latest.has(u64::from(losses[*at].member))));
+        // Without a generation there is none on its way, either.
+        let patience = if generation.is_some() { NEWS_ARE_ON_THE_WAY } else { Duration::ZERO };
+        if let Some((at, _)) = self.late_losses.iter().find(|(_, since)| now >= *since + patience) {
+            self.fail(Cause::LossAtTheEnd(*at), now);
         }
     }
 

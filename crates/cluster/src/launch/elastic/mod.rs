@@ -21,7 +21,7 @@
 //!
 //! **The end.** When a member has ended well, the job is finishing: nobody is started any more. It is over when nobody
 //! runs, or when nobody of the latest generation does; candidates that still wait are ended. A loss while it is
-//! finishing fails the job, because nobody takes its place.
+//! finishing fails the job, because nobody takes its place, unless the others have gone on without it.
 //!
 //! **Not here:** agreeing on generations (`membership`), running scripts that name hosts (`discovery`).
 
@@ -59,7 +59,7 @@ const CLEAR_UP: Duration = Duration::from_secs(3);
 /// A heartbeat is sent this many times in the time whose silence is a death.
 const BEATS: u32 = 4;
 
-/// When nobody of the latest generation that was told runs any more, a later one may still be on its way here.
+/// When somebody of the latest generation that was told is lost, a later one may still be on its way here.
 const NEWS_ARE_ON_THE_WAY: Duration = Duration::from_secs(1);
 
 /// What an elastic job is like.
@@ -170,6 +170,8 @@ pub(crate) struct ElasticSupervision {
     generations: u64,
     /// Whether a member has ended well.
     finishing: bool,
+    /// Losses since then, and when they came; only those that the latest generation has.
+    late_losses: Vec<(usize, Instant)>,
     /// Since when the job has too few members, and until when it may.
     short: Option<(Instant, Instant)>,
     /// Since when nobody of the latest generation runs.
@@ -192,6 +194,7 @@ impl ElasticSupervision {
             generation: None,
             generations: 0,
             finishing: false,
+            late_losses: Vec::new(),
             short: None,
             stateless: None,
             stragglers: settings.replace_slow.map(StragglerWatch::new),
@@ -238,7 +241,7 @@ impl ElasticSupervision {
             return self.fail(Cause::ResetLimit(resets), now);
         }
         if self.finishing {
-            return;
+            return self.judge_late_losses(now);
         }
         self.give_up_adrift(now);
         let somebody_is_adrift = self.adrift().next().is_some();
@@ -311,7 +314,7 @@ impl ElasticSupervision {
         }
         let nobody_runs = self.live().next().is_none() && !self.members.is_empty();
         let over = match self.phase {
-            Phase::Running => self.finishing && (nobody_runs || self.latest_has_ended()),
+            Phase::Running => self.finishing && self.late_losses.is_empty() && (nobody_runs || self.latest_has_ended()),
             Phase::Asked { .. } => nobody_runs,
             _ => false,
         };
@@ -483,10 +486,12 @@ impl ElasticSupervision {
         };
         let short = self.short.map(|(_, until)| until);
         let stateless = self.stateless.map(|since| since + NEWS_ARE_ON_THE_WAY);
+        let late = self.late_losses.first().map(|(_, since)| *since + NEWS_ARE_ON_THE_WAY);
         let barred = self.hosts.iter().filter_map(|host| host.barred_until).filter(|until| *until > now).min();
         let idle = now + Duration::from_secs(1);
         let beat = if self.settings.silence.is_zero() { idle } else { now + self.settings.silence / BEATS };
-        let due = phase.into_iter().chain(short).chain(stateless).chain(barred).chain(self.admission.until());
+        let due =
+            phase.into_iter().chain(short).chain(stateless).chain(late).chain(barred).chain(self.admission.until());
         due.chain([idle, beat]).min().unwrap_or(idle)
     }
 }

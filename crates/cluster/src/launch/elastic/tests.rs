@@ -420,6 +420,39 @@ fn a_loss_while_the_job_ends_is_its_failure() {
 }
 
 #[test]
+fn a_loss_while_the_job_ends_is_none_if_the_others_have_gone_on_without_it() {
+    for news_come_late in [false, true] {
+        let mut story = Story::new(settings(&[3]));
+        story.enter(&[]);
+        let tell = |story: &mut Story| story.generation(0, 2, &[0, 1]);
+        if !news_come_late {
+            tell(&mut story);
+        }
+        story.ended(0, WELL);
+        story.ended(2, HowEnded::Signalled(9));
+        story.ended(1, WELL);
+        assert_eq!(story.finished, !news_come_late);
+        if news_come_late {
+            tell(&mut story);
+        }
+        assert!(story.finished);
+        assert_eq!(story.supervision.exit_code(), 0);
+    }
+}
+
+#[test]
+fn a_loss_while_the_job_ends_is_its_failure_if_nobody_goes_on_without_it() {
+    let mut story = Story::new(settings(&[3]));
+    story.enter(&[]);
+    story.ended(0, WELL);
+    story.ended(2, HowEnded::Signalled(9));
+    assert!(!story.finished);
+    story.pass(Duration::from_secs(2), &[]);
+    assert!(story.finished);
+    assert_eq!(story.supervision.exit_code(), 137);
+}
+
+#[test]
 fn a_signal_ends_the_job_in_order_and_a_second_one_at_once() {
     let mut story = Story::new(settings(&[2]));
     story.supervision.signal(2, story.now);

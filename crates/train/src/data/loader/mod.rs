@@ -36,6 +36,8 @@ pub struct LoaderConfig {
     pub world_size: usize,
     /// Samples of one rank in one step.
     pub batch: usize,
+    /// Samples of all ranks in one step, where it is not that times the number of ranks.
+    pub global_batch: Option<usize>,
     /// Threads that make batches; with none the thread that asks for them does.
     pub workers: usize,
     /// Batches that are made ahead, at most. At least one for each worker is sensible.
@@ -57,6 +59,7 @@ impl Default for LoaderConfig {
             rank: 0,
             world_size: 1,
             batch: 32,
+            global_batch: None,
             workers: 1,
             prefetch: 4,
             seed: 0,
@@ -156,7 +159,8 @@ impl std::fmt::Debug for Loader {
 impl Loader {
     /// A loader of one split of a data set.
     pub fn new(data: Arc<dyn DataSet>, split: Split, config: LoaderConfig) -> Result<Loader, LoaderError> {
-        let LoaderConfig { rank, world_size, batch, workers, prefetch, seed, augment, order, recorder } = config;
+        let LoaderConfig { rank, world_size, batch, global_batch, workers, prefetch, seed, augment, order, recorder } =
+            config;
         let refuse = |what: String| Err(LoaderError::Config(what));
         if rank >= world_size {
             return refuse(format!("rank {rank} is not one of {world_size} ranks"));
@@ -168,7 +172,8 @@ impl Loader {
             return refuse(format!("{} has images without pixels", data.describe()));
         }
         let length = data.len(split);
-        let shard = Shard { rank, world_size, batch, length };
+        let global_batch = global_batch.unwrap_or(batch.saturating_mul(world_size)).max(1);
+        let shard = Shard { rank, world_size, global_batch, length };
         let augment = if split == Split::Train { augment } else { Augment::none() };
         let complaints = Mutex::default();
         let maker = Maker { data, split, shard, seed, augment, order, recorder, complaints };
