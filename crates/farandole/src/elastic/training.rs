@@ -51,6 +51,7 @@
 use std::time::Instant;
 
 use farandole_plan::ReduceOp;
+use farandole_trace::event::{RecoveryStage, StepFate};
 
 use super::samples::{SamplePlace, Samples, StepBatch};
 use super::standing::{Decision, Standing, decide};
@@ -113,6 +114,8 @@ pub struct Training<S> {
     order: (u64, Vec<usize>),
     /// Whether somebody wants to join: asked after the last step.
     check: Option<Pending<Vec<u64>>>,
+    /// Whether no step was made in this generation yet.
+    is_fresh: bool,
 }
 
 impl<S: ElasticState> Builder<S> {
@@ -160,7 +163,9 @@ impl<S: ElasticState> Builder<S> {
         samples.as_ref().map_or(Ok(()), Samples::check)?;
         let standing = Standing { completed: None, steps: 0, place, attempts: 0, ranks: 0, founders: 0 };
         let (world, order, check) = (Some(world), (u64::MAX, Vec::new()), None);
-        let mut training = Training { world, state, samples, on_loss, check_every, setup, standing, order, check };
+        let is_fresh = true;
+        let mut training =
+            Training { world, state, samples, on_loss, check_every, setup, standing, order, check, is_fresh };
         training.agree_at_last()?;
         Ok(training)
     }
@@ -223,13 +228,18 @@ impl<S: ElasticState> Training<S> {
                 return Ok(StepOutcome::Received);
             }
             if self.on_loss == LossPolicy::Drop {
+                self.world().step_lost(StepFate::Dropped);
                 return Ok(StepOutcome::Dropped);
             }
+            self.world().step_lost(StepFate::Repeated);
         };
         apply(&mut self.state, made);
         self.standing.steps += 1;
         self.pass_over();
         self.count();
+        if std::mem::take(&mut self.is_fresh) {
+            self.world().recovery(RecoveryStage::Stepped);
+        }
         self.look_around()?;
         Ok(StepOutcome::Made)
     }
@@ -361,6 +371,8 @@ impl<S: ElasticState> Training<S> {
             }
             self.next_generation()?;
         }
+        self.world().recovery(RecoveryStage::Synchronised);
+        self.is_fresh = true;
         Ok(())
     }
 
