@@ -75,9 +75,9 @@ impl Job {
         processes.filter(|process| is_it(process) == Some(true)).find_map(|process| number(&process))
     }
 
-    fn strike(&self, member: usize, signal: Signal) {
-        let pid = farandole_testing::wait_for("the process of a member", PATIENCE, || self.pid(member));
-        kill_process(pid, signal).unwrap();
+    /// The same as soon as it is there. Training is short, so tests know whom to strike before they wait for a moment.
+    fn member(&self, member: usize) -> Pid {
+        farandole_testing::wait_for("the process of a member", PATIENCE, || self.pid(member))
     }
 
     /// Waits for its end.
@@ -157,14 +157,15 @@ fn elastic(flags: &[&str], epochs: &str) -> Job {
 
 #[test]
 fn survivors_of_killed_and_stopped_ranks_come_to_the_same_weights() {
-    let expected = undisturbed("3", "20");
-    let mut job = elastic(&[&["-np", "3", "--min-np", "1"], &NO_REPLACEMENT[..]].concat(), "20");
+    let expected = undisturbed("3", "30");
+    let mut job = elastic(&[&["-np", "3", "--min-np", "1"], &NO_REPLACEMENT[..]].concat(), "30");
+    let (first, last) = (job.member(0), job.member(2));
     job.wait_for_epochs(2);
     // Rank 0, which speaks for all.
-    job.strike(0, Signal::KILL);
+    kill_process(first, Signal::KILL).unwrap();
     job.wait_until("two ranks to go on", || job.events("change").len() == 1);
-    job.strike(2, Signal::STOP);
-    let text = job.assert_well(20, &expected);
+    kill_process(last, Signal::STOP).unwrap();
+    let text = job.assert_well(30, &expected);
     let changes = job.events("change");
     let counts = |event: &Value| (event["before"].as_u64().unwrap(), event["ranks"].as_u64().unwrap());
     assert_eq!(changes.iter().map(counts).collect::<Vec<_>>(), [(3, 2), (2, 1)], "{text}");
@@ -174,12 +175,13 @@ fn survivors_of_killed_and_stopped_ranks_come_to_the_same_weights() {
 
 #[test]
 fn a_replacement_joins_and_trains_with_the_others() {
-    let expected = undisturbed("2", "12");
-    let mut job = elastic(&["-np", "2", "--min-np", "2", "--spares", "1"], "12");
+    let expected = undisturbed("2", "30");
+    let mut job = elastic(&["-np", "2", "--min-np", "2", "--spares", "1"], "30");
+    let second = job.member(1);
     job.wait_for_epochs(2);
-    job.strike(1, Signal::KILL);
+    kill_process(second, Signal::KILL).unwrap();
     job.wait_until("the spare to join", || job.events("change").iter().any(|event| event["joined"] == 1));
-    let text = job.assert_well(12, &expected);
+    let text = job.assert_well(30, &expected);
     assert_eq!(job.events("summary")[0]["ranks"], 2, "{text}");
     assert!(text.contains("1 lost, 1 joined"), "{text}");
 }
@@ -188,8 +190,9 @@ fn a_replacement_joins_and_trains_with_the_others() {
 fn below_the_least_number_of_ranks_it_waits_and_ends_with_the_cause() {
     let flags = ["-np", "2", "--min-np", "2", "--elastic-timeout", "1"];
     let mut job = elastic(&[&flags, &NO_REPLACEMENT[..]].concat(), "100000");
+    let second = job.member(1);
     job.wait_for_epochs(1);
-    job.strike(1, Signal::KILL);
+    kill_process(second, Signal::KILL).unwrap();
     let (output, text) = job.finish();
     assert!(!output.status.success(), "{text}");
     assert!(text.contains("the job has 1 member, fewer than --min-np 2"), "{text}");
