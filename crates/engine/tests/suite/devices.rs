@@ -2,8 +2,8 @@
 //! every fault of a device ends with its cause, on all ranks.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Mutex;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use farandole_device::Error as DeviceError;
@@ -263,7 +263,9 @@ fn the_host_runs_ahead_of_devices() {
 #[test]
 fn devices_that_wait_for_a_lost_rank_are_let_go() {
     let config = Config { deadline: Duration::from_secs(20), ..config() };
-    ranks_with(2, Transport::Device, config, |engine| {
+    // Rank 1 lets its data come only when rank 0 has been let go without them.
+    let is_let_go = Arc::new(AtomicBool::new(false));
+    ranks_with(2, Transport::Device, config, move |engine| {
         let stuck = Pretend::with(u32::MAX, DeviceFaults::default()).device();
         let (stream, never) = (stuck.stream().unwrap(), stuck.words(Box::new(NeverWritten::default())).unwrap());
         stream.wait_word(&never, 0, 1).unwrap();
@@ -276,7 +278,8 @@ fn devices_that_wait_for_a_lost_rank_are_let_go() {
         if engine.rank() == Rank(1) {
             std::thread::sleep(Duration::from_millis(50));
             engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
-            while engine.failure().is_none() {
+            let begun = Instant::now();
+            while !is_let_go.load(Ordering::Acquire) && begun.elapsed() < Duration::from_secs(10) {
                 std::thread::sleep(Duration::from_micros(20));
             }
             never.set(0, 1);
@@ -286,6 +289,7 @@ fn devices_that_wait_for_a_lost_rank_are_let_go() {
             assert!(begun.elapsed() < Duration::from_secs(10), "the device is let go");
             std::thread::sleep(Duration::from_micros(20));
         }
+        is_let_go.store(true, Ordering::Release);
         let failure = engine.failure().expect("the engine has failed before devices are let go").to_string();
         assert!(failure.contains("rank 1 was killed"), "{failure}");
     });
