@@ -43,6 +43,7 @@ def check(job) -> None:
         ("test_ops_allreduce.py", "test_ops_moves.py", "test_ops_errors.py", "test_ops_gradients.py"),
         ("test_distributed.py", "test_ddp_hook.py"),
         ("test_optimizer_equality.py", "test_optimizer_misuse.py", "test_functions.py", "test_sync_batch_norm.py"),
+        ("test_optimizer_adasum.py",),
         ("../jax/test_ops_reduce.py", "../jax/test_ops_moves.py"),
     ],
 )
@@ -71,6 +72,10 @@ for name in ("allreduce_many", "allreduce_batch", "allgather", "alltoall", "broa
 rank, size = hvd.rank(), hvd.size()
 mine = torch.arange(4.0) + rank
 assert torch.equal(hvd.allreduce(mine, op=hvd.Sum), 2 * torch.arange(4.0) + 1)
+orthogonal = torch.eye(2)[rank]
+assert torch.equal(hvd.allreduce(orthogonal, op=hvd.Adasum), torch.ones(2))
+for total in hvd.grouped_allreduce([torch.full((3,), 2.0), torch.full((5000,), 0.5)], op=hvd.Adasum):
+    assert total.eq(total[0]).all() and total[0].item() in (2.0, 0.5), total
 assert torch.equal(hvd.broadcast(mine, 1), torch.arange(4.0) + 1)
 assert torch.equal(hvd.allgather(mine[: rank + 1]), torch.tensor([0.0, 1.0, 2.0]))
 parts = [hvd.grouped_allgather([mine, mine[:1]]), hvd.grouped_reducescatter([mine, mine], op=hvd.Sum)]
@@ -226,11 +231,11 @@ hvd.shutdown()
     )
 
 
-def test_gradients_run_ahead_and_end_with_the_interpreter() -> None:
+def test_gradients_run_ahead_and_end_with_the_interpreter(tmp_path) -> None:
     job = run_job(
         2,
         HEAD
-        + """
+        + f"""
 network = torch.nn.Linear(3, 2)
 hvd.broadcast_parameters(network.state_dict(), 0)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), lr=0.1), network.named_parameters())
@@ -239,8 +244,11 @@ for step in range(5):
     network(torch.full((1, 3), float(hvd.rank() + step))).sum().backward()
     optimizer.step()
 assert hvd.allgather(network.weight.detach()).reshape(2, -1).unique(dim=0).shape[0] == 1
-# Nobody waits for the last one.
+# Nobody waits for the last one. A rank that leaves ends the job, so none leaves before both have asked for it.
 hvd.allreduce_async_(torch.ones(2), name="last")
+open("{tmp_path}/" + str(hvd.rank()), "w").close()
+while len(os.listdir("{tmp_path}")) < 2:
+    time.sleep(0.001)
 print("left", flush=True)
 """,
         seconds=120,
