@@ -61,18 +61,36 @@ impl Job {
 
     /// The process of a member.
     fn pid(&self, member: usize) -> Option<Pid> {
-        let own = self.folder.display().to_string();
         let name = format!("FARANDOLE_ELASTIC_MEMBER={member}");
-        let is_it = |process: &Path| -> Option<bool> {
-            let words = std::fs::read(process.join("cmdline")).ok()?;
+        self.process(|process| {
             let variables = std::fs::read(process.join("environ")).ok()?;
+            Some(String::from_utf8_lossy(&variables).split('\0').any(|variable| variable == name))
+        })
+    }
+
+    /// The process of rank 0, which alone has the log open. With spares, members that come late wait: rank 0 may be
+    /// any member.
+    fn rank_0(&self) -> Pid {
+        let log = self.folder.join("log");
+        let has_log = |process: &Path| {
+            let files = std::fs::read_dir(process.join("fd")).ok()?;
+            Some(files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok()).any(|file| file == log))
+        };
+        farandole_testing::wait_for("the process of rank 0", PATIENCE, || self.process(has_log))
+    }
+
+    /// The first rank of this job of which this is true.
+    fn process(&self, is_it: impl Fn(&Path) -> Option<bool>) -> Option<Pid> {
+        let own = self.folder.display().to_string();
+        let is_rank = |process: &Path| -> Option<bool> {
+            let words = std::fs::read(process.join("cmdline")).ok()?;
             let words = String::from_utf8_lossy(&words);
-            let is_rank = words.split('\0').nth(1) == Some("train-rank") && words.contains(&own);
-            Some(is_rank && String::from_utf8_lossy(&variables).split('\0').any(|variable| variable == name))
+            Some(words.split('\0').nth(1) == Some("train-rank") && words.contains(&own))
         };
         let processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| Some(entry.ok()?.path()));
-        let number = |process: &Path| Pid::from_raw(process.file_name()?.to_str()?.parse().ok()?);
-        processes.filter(|process| is_it(process) == Some(true)).find_map(|process| number(&process))
+        let mut ranks = processes.filter(|process| is_rank(process) == Some(true));
+        let found = ranks.find(|process| is_it(process) == Some(true))?;
+        Pid::from_raw(found.file_name()?.to_str()?.parse().ok()?)
     }
 
     /// The same as soon as it is there. Training is short, so tests know whom to strike before they wait for a moment.
@@ -177,9 +195,9 @@ fn survivors_of_killed_and_stopped_ranks_come_to_the_same_weights() {
 fn a_replacement_joins_and_trains_with_the_others() {
     let expected = undisturbed("2", "30");
     let mut job = elastic(&["-np", "2", "--min-np", "2", "--spares", "1"], "30");
-    let second = job.member(1);
+    let first = job.rank_0();
     job.wait_for_epochs(2);
-    kill_process(second, Signal::KILL).unwrap();
+    kill_process(first, Signal::KILL).unwrap();
     job.wait_until("the spare to join", || job.events("change").iter().any(|event| event["joined"] == 1));
     let text = job.assert_well(30, &expected);
     assert_eq!(job.events("summary")[0]["ranks"], 2, "{text}");
