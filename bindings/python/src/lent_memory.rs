@@ -83,13 +83,7 @@ impl LentMemory {
     /// The bytes of one of these pieces, for the engine.
     pub(crate) fn region(self: &Arc<LentMemory>, piece: &Piece, dtype: Dtype) -> PyResult<Region> {
         let &Piece { address, len_bytes, .. } = piece;
-        if len_bytes > 0 && address == 0 {
-            return Err(PyValueError::new_err(format!("a tensor of {len_bytes} bytes cannot lie at the null address")));
-        }
-        let end = address.checked_add(len_bytes);
-        if end.is_none_or(|end| isize::try_from(end).is_err()) {
-            return Err(PyValueError::new_err(format!("there is no memory of {len_bytes} bytes at {address:#x}")));
-        }
+        check_place(address, len_bytes)?;
         let start = std::ptr::with_exposed_provenance_mut(address);
         // SAFETY: the Python package passes the address and size of contiguous memory of the owner, which lives as long
         // as the region; the user leaves the tensor alone until the request is done (see the module's text).
@@ -108,6 +102,29 @@ impl LentMemory {
         let within = |piece: &&Piece| piece.address < end && address < piece.address.saturating_add(piece.len_bytes);
         self.pieces().iter().find(within).map(|piece| &piece.name)
     }
+}
+
+/// The bytes at an address, which belong to `_owner` and are not written while they are read: they are those of a
+/// training between two of its steps, whose thread calls this.
+pub(crate) fn read(_owner: &Py<PyAny>, address: usize, len_bytes: usize) -> PyResult<&[u8]> {
+    check_place(address, len_bytes)?;
+    if len_bytes == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: the Python package passes the address and size of contiguous memory of the owner, which lives as long as
+    // what is returned; see above for writers.
+    Ok(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), len_bytes) })
+}
+
+fn check_place(address: usize, len_bytes: usize) -> PyResult<()> {
+    if len_bytes > 0 && address == 0 {
+        return Err(PyValueError::new_err(format!("a tensor of {len_bytes} bytes cannot lie at the null address")));
+    }
+    let end = address.checked_add(len_bytes);
+    if end.is_none_or(|end| isize::try_from(end).is_err()) {
+        return Err(PyValueError::new_err(format!("there is no memory of {len_bytes} bytes at {address:#x}")));
+    }
+    Ok(())
 }
 
 /// Lends the bytes at an address, which belong to `owner`, for the request of this name.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::Finish;
 
-use crate::{Export, Info, Result};
+use crate::{DeviceAdasum, Export, Info, Result};
 
 /// A fold: for each segment, the contributions of some ranks are combined in their order, and the result is stored
 /// where they lie, or in other places. With one contribution and another target it is a copy that scales.
@@ -172,6 +172,12 @@ pub trait Backend: Send + Sync + Debug {
     /// # Errors
     /// As [`Backend::record`].
     fn fold(&self, stream: u64, folding: &DeviceFold<'_>) -> Result<()>;
+
+    /// Queues combinations by adaptive summation.
+    ///
+    /// # Errors
+    /// As [`Backend::record`].
+    fn adasum(&self, stream: u64, combining: &DeviceAdasum<'_>) -> Result<()>;
 
     /// Host memory that the device copies to and from without the driver's help.
     ///

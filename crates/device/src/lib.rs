@@ -1,10 +1,10 @@
 //! Memory of accelerators, as far as collectives need it.
 //!
 //! A [`Device`] is one accelerator as this process sees it. It has [`Allocation`]s, [`Stream`]s and [`Event`]s, tells
-//! other processes of the host where its memory lies ([`Export`]), maps what they tell ([`Mappings`]), and runs two
+//! other processes of the host where its memory lies ([`Export`]), maps what they tell ([`Mappings`]), and runs
 //! kernels: [`Stream::fold`] combines the contributions of several ranks and stores the result with some of them,
-//! [`Stream::copy`] packs and unpacks. [`Words`] let
-//! streams of several processes wait for each other.
+//! [`Stream::adasum`] combines vectors in pairs by adaptive summation, [`Stream::copy`] packs and unpacks. [`Words`]
+//! let streams of several processes wait for each other.
 //!
 //! There are three backends. [`cuda`] opens NVIDIA's driver library at run time; where there is none, opening says so
 //! and nothing else changes. [`pretend`] is host memory with streams that run late, for tests without a device: what an
@@ -20,6 +20,7 @@
 
 #![deny(unsafe_code)]
 
+mod adasum;
 mod allocation;
 mod backend;
 pub mod cuda;
@@ -38,6 +39,7 @@ mod stream;
 mod table;
 mod words;
 
+pub use adasum::{AdasumPair, AdasumResult, AdasumVector, DeviceAdasum};
 pub use allocation::Allocation;
 pub use backend::{Backend, DeviceCopy, DeviceFold};
 pub use device::{Device, Info, Uuid};

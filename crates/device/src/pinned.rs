@@ -3,13 +3,15 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::{Backend, Result};
 
-/// Given back when it is dropped. While a copy from or to it is under way nobody may look at its bytes or drop it:
-/// whoever queues one ([`crate::Stream::copy_to_pinned`]) waits for an event behind it first.
+/// Given back when it is dropped. While a copy from or to it is under way nobody may drop it, look at bytes that the
+/// copy writes, or write to bytes that it reads: whoever queues one ([`crate::Stream::copy_to_pinned`]) waits for an
+/// event behind it first. Other bytes may be used meanwhile.
 pub struct Pinned {
     backend: Arc<dyn Backend>,
     memory: NonNull<u8>,
@@ -32,15 +34,21 @@ impl Pinned {
         self.bytes
     }
 
-    /// Its bytes.
+    /// Its bytes. Those of copies that are under way are not to be touched (the type's text).
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is ours, initialised, and lent out by `&mut self`. Devices write to it only in copies that
-        // whoever has queued them has waited for (the type's text).
+        // SAFETY: the memory is ours, initialised, and lent out by `&mut self`. Bytes that a device uses meanwhile are
+        // not accessed through this slice: whoever has queued a copy waits for it first (the type's text).
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.bytes) }
     }
 
-    pub(crate) fn memory(&mut self) -> NonNull<u8> {
-        self.memory
+    /// Where a range of it lies.
+    ///
+    /// # Panics
+    /// If it has no such bytes.
+    pub(crate) fn place(&mut self, range: &Range<usize>) -> NonNull<u8> {
+        assert!(range.start <= range.end && range.end <= self.bytes, "the bytes are there");
+        // SAFETY: the range lies within our memory.
+        unsafe { self.memory.add(range.start) }
     }
 }
 
@@ -67,11 +75,11 @@ mod tests {
         let mut pinned = device.allocate_pinned(16).unwrap();
         assert!(pinned.bytes_mut().iter().all(|byte| *byte == 0));
         device.write_and_wait(memory.address(), &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
-        stream.copy_to_pinned(memory.address(), &mut pinned, 4).unwrap();
+        stream.copy_to_pinned(memory.address(), &mut pinned, 3..7).unwrap();
         stream.wait_until_empty().unwrap();
-        assert_eq!(pinned.bytes_mut()[..5], [1, 2, 3, 4, 0]);
-        pinned.bytes_mut()[0] = 9;
-        stream.copy_from_pinned(&mut pinned, memory.address() + 4, 2).unwrap();
+        assert_eq!(pinned.bytes_mut()[..8], [0, 0, 0, 1, 2, 3, 4, 0]);
+        pinned.bytes_mut()[3] = 9;
+        stream.copy_from_pinned(&mut pinned, 3..5, memory.address() + 4).unwrap();
         stream.wait_until_empty().unwrap();
         let mut bytes = [0; 8];
         device.read_and_wait(memory.address(), &mut bytes).unwrap();

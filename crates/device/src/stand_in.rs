@@ -20,7 +20,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid, host_fold, words};
+use crate::{
+    Backend, Device, DeviceAdasum, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid, host_fold, words,
+};
 
 /// How long a word is waited for. Its writer is a process that has come to the same place.
 const WORD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -198,6 +200,14 @@ impl Backend for StandIn {
             let inputs: Vec<Vec<u8>> = contributions.iter().map(|&address| read(address, len_bytes)).collect();
             let result = host_fold::result(folding, &inputs);
             let targets = if targets.is_empty() { contributions } else { targets };
+            targets.iter().for_each(|address| write(*address, &result));
+        }
+        Ok(())
+    }
+
+    fn adasum(&self, _stream: u64, combining: &DeviceAdasum<'_>) -> Result<()> {
+        for (pair, targets) in combining.pairs.iter().zip(combining.targets.chunks(combining.width())) {
+            let result = host_fold::combination(combining, pair, read);
             targets.iter().for_each(|address| write(*address, &result));
         }
         Ok(())

@@ -1,9 +1,10 @@
 //! A queue of work for a device: [`Stream`].
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{Backend, DeviceCopy, DeviceFold, Event, Pinned, Result, Words};
+use crate::{Backend, DeviceAdasum, DeviceCopy, DeviceFold, Event, Pinned, Result, Words};
 
 /// Work in it runs in the order in which it was queued.
 pub struct Stream {
@@ -90,6 +91,23 @@ impl Stream {
         if folding.elems.iter().all(|&elems| elems == 0) { Ok(()) } else { self.backend.fold(self.handle, folding) }
     }
 
+    /// Queues combinations by adaptive summation.
+    ///
+    /// # Errors
+    /// As [`Stream::record`].
+    ///
+    /// # Panics
+    /// If the elements are no floats, or pairs do not have as many targets each, one at least.
+    pub fn adasum(&self, combining: &DeviceAdasum<'_>) -> Result<()> {
+        assert!(combining.dtype.is_float(), "Adasum of {} is not defined", combining.dtype);
+        if combining.pairs.is_empty() {
+            return Ok(());
+        }
+        let width = combining.width();
+        assert!(width > 0 && combining.targets.len() == combining.pairs.len() * width, "as many targets for each pair");
+        self.backend.adasum(self.handle, combining)
+    }
+
     /// Queues copies between memory of devices.
     ///
     /// # Errors
@@ -98,28 +116,28 @@ impl Stream {
         if copies.iter().all(|copy| copy.bytes == 0) { Ok(()) } else { self.backend.copy(self.handle, copies) }
     }
 
-    /// Queues a copy from the device to the front of pinned memory. Nobody touches it before that is done.
+    /// Queues a copy from the device to a range of pinned memory. Nobody touches those bytes before that is done.
     ///
     /// # Errors
     /// As [`Stream::record`].
     ///
     /// # Panics
-    /// If there is not as much.
-    pub fn copy_to_pinned(&self, source: u64, target: &mut Pinned, bytes: usize) -> Result<()> {
-        assert!(bytes <= target.len_bytes(), "the bytes fit");
-        if bytes == 0 { Ok(()) } else { self.backend.copy_to_pinned(self.handle, source, target.memory(), bytes) }
+    /// If there is no such range.
+    pub fn copy_to_pinned(&self, source: u64, target: &mut Pinned, range: Range<usize>) -> Result<()> {
+        let place = target.place(&range);
+        if range.is_empty() { Ok(()) } else { self.backend.copy_to_pinned(self.handle, source, place, range.len()) }
     }
 
-    /// Queues a copy of the front of pinned memory to the device. Nobody writes to it before that is done.
+    /// Queues a copy of a range of pinned memory to the device. Nobody writes to those bytes before that is done.
     ///
     /// # Errors
     /// As [`Stream::record`].
     ///
     /// # Panics
-    /// If there is not as much.
-    pub fn copy_from_pinned(&self, source: &mut Pinned, target: u64, bytes: usize) -> Result<()> {
-        assert!(bytes <= source.len_bytes(), "the bytes are there");
-        if bytes == 0 { Ok(()) } else { self.backend.copy_from_pinned(self.handle, source.memory(), target, bytes) }
+    /// If there is no such range.
+    pub fn copy_from_pinned(&self, source: &mut Pinned, range: Range<usize>, target: u64) -> Result<()> {
+        let place = source.place(&range);
+        if range.is_empty() { Ok(()) } else { self.backend.copy_from_pinned(self.handle, place, target, range.len()) }
     }
 
     /// Waits until everything that is queued is done.

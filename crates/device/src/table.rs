@@ -6,17 +6,23 @@
 //!
 //! - a fold has `ranks + targets + 2` words for each segment: the number of blocks before it, its elements, the address
 //!   of each rank's contribution, and those of its targets;
-//! - a copy has four: the number of blocks before it, its bytes, source and target.
+//! - a copy has four: the number of blocks before it, its bytes, source and target;
+//! - a pair of vectors that are combined by adaptive summation has `targets + 5`: the number of blocks before it, its
+//!   elements, flags, the addresses of both, and those of its targets.
 //!
-//! A block works on [`BLOCK_BYTES`] of one contribution.
+//! A block works on [`BLOCK_BYTES`] of one contribution, or on `adasum::BLOCK_ELEMS` elements.
 
-use crate::{DeviceCopy, DeviceFold};
+use crate::adasum::BLOCK_ELEMS;
+use crate::{AdasumPair, DeviceAdasum, DeviceCopy, DeviceFold};
 
 /// Words of a table.
 pub(crate) const WORDS: usize = 496;
 
 /// Bytes of each contribution, or of a copy, that one block works on.
 pub(crate) const BLOCK_BYTES: u64 = 32 << 10;
+
+/// Words of a pair of vectors without its targets.
+pub(crate) const ADASUM_HEAD_WORDS: usize = 5;
 
 /// Ranks of which a segment can have contributions, and targets that it can have.
 pub const MAX_RANKS: usize = 64;
@@ -37,11 +43,11 @@ impl Launch {
         Launch { words: [0; WORDS], count: 0, blocks: 0 }
     }
 
-    /// Adds a segment of so many bytes, if there is room for it.
-    fn add(&mut self, bytes: u64, length: u64, addresses: impl ExactSizeIterator<Item = u64>) -> bool {
+    /// Adds a segment that takes so many blocks, if there is room for it.
+    fn add(&mut self, blocks: u64, length: u64, addresses: impl ExactSizeIterator<Item = u64>) -> bool {
         let width = addresses.len() + 2;
         let start = self.count as usize * width;
-        let blocks = u64::from(self.blocks) + bytes.div_ceil(BLOCK_BYTES);
+        let blocks = u64::from(self.blocks) + blocks;
         if start + width > WORDS || blocks > i32::MAX as u64 {
             return false;
         }
@@ -66,7 +72,7 @@ pub(crate) fn of_fold(folding: &DeviceFold<'_>) -> Vec<Launch> {
     for (elems, addresses) in folding.elems.iter().zip(folding.addresses.chunks(folding.width())) {
         // Where the result has another type, blocks are counted by contributions, too.
         let bytes = elems * folding.dtype.size_bytes() as u64;
-        put(&mut launches, bytes, *elems, addresses.iter().copied());
+        put(&mut launches, bytes.div_ceil(BLOCK_BYTES), *elems, addresses.iter().copied());
     }
     launches.retain(|launch| launch.count > 0);
     launches
@@ -76,20 +82,42 @@ pub(crate) fn of_fold(folding: &DeviceFold<'_>) -> Vec<Launch> {
 pub(crate) fn of_copies(copies: &[DeviceCopy]) -> Vec<Launch> {
     let mut launches = vec![Launch::empty()];
     for copy in copies {
-        put(&mut launches, copy.bytes, copy.bytes, [copy.source, copy.target].into_iter());
+        let blocks = copy.bytes.div_ceil(BLOCK_BYTES);
+        put(&mut launches, blocks, copy.bytes, [copy.source, copy.target].into_iter());
     }
     launches.retain(|launch| launch.count > 0);
     launches
 }
 
-fn put(launches: &mut Vec<Launch>, bytes: u64, length: u64, addresses: impl ExactSizeIterator<Item = u64> + Clone) {
-    if bytes == 0 {
+/// The launches of combinations.
+///
+/// # Panics
+/// If there are more than [`MAX_RANKS`] targets.
+pub(crate) fn of_adasum(combining: &DeviceAdasum<'_>) -> Vec<Launch> {
+    assert!(combining.width() <= MAX_RANKS, "a combination has at most {MAX_RANKS} targets");
+    let mut launches = vec![Launch::empty()];
+    let mut words = Vec::with_capacity(ADASUM_HEAD_WORDS + MAX_RANKS);
+    for (AdasumPair { elems, vectors }, targets) in
+        combining.pairs.iter().zip(combining.targets.chunks(combining.width()))
+    {
+        let [a, b] = vectors;
+        words.clear();
+        words.extend([u64::from(a.is_carried()) | u64::from(b.is_carried()) << 1, a.address(), b.address()]);
+        words.extend(targets);
+        put(&mut launches, elems.div_ceil(BLOCK_ELEMS), *elems, words.iter().copied());
+    }
+    launches.retain(|launch| launch.count > 0);
+    launches
+}
+
+fn put(launches: &mut Vec<Launch>, blocks: u64, length: u64, addresses: impl ExactSizeIterator<Item = u64> + Clone) {
+    if blocks == 0 {
         return;
     }
     let last = launches.last_mut().expect("invariant: there is always a last launch");
-    if !last.add(bytes, length, addresses.clone()) {
+    if !last.add(blocks, length, addresses.clone()) {
         let mut next = Launch::empty();
-        assert!(next.add(bytes, length, addresses), "an empty table has room for a segment");
+        assert!(next.add(blocks, length, addresses), "an empty table has room for a segment");
         launches.push(next);
     }
 }
@@ -100,6 +128,7 @@ mod tests {
     use farandole_tensor::Finish;
 
     use super::*;
+    use crate::{AdasumResult, AdasumVector};
 
     #[test]
     fn many_segments_take_several_launches() {
@@ -122,6 +151,23 @@ mod tests {
         assert_eq!(launches[1].words[..10], [0, 9000, 297, 298, 299, 2, 9000, 300, 301, 302]);
         let apart = of_fold(&DeviceFold { ranks: 2, targets: 1, ..folding });
         assert_eq!(apart, launches, "rows of as many words");
+    }
+
+    #[test]
+    fn pairs_take_a_row_each() {
+        let vectors = [AdasumVector::Contribution(7), AdasumVector::Carried(8)];
+        let zeros = [AdasumVector::Carried(9), AdasumVector::Zeros];
+        let pair = |elems, vectors| AdasumPair { elems, vectors };
+        let launches = of_adasum(&DeviceAdasum {
+            dtype: Dtype::F32,
+            prescale: 1.0,
+            result: AdasumResult::Carried,
+            pairs: &[pair(4097, vectors), pair(0, vectors), pair(1, zeros)],
+            targets: &[1, 2, 3, 4, 5, 6],
+            scratch: 0,
+        });
+        assert_eq!((launches.len(), launches[0].count, launches[0].blocks), (1, 2, 3));
+        assert_eq!(launches[0].words[..15], [0, 4097, 2, 7, 8, 1, 2, 2, 1, 1, 9, 0, 5, 6, 0]);
     }
 
     #[test]

@@ -123,6 +123,11 @@ settings! {
     /// How collectives on GPU tensors are carried out: in device memory (`own`), by NCCL (`nccl`), through host memory
     /// (`staged`), or as is best. The same on all ranks.
     plane: DevicePlaneChoice = PLANE;
+    /// An allreduce of GPU tensors between hosts, without NCCL, is exchanged in slices of so many bytes: while one is
+    /// on the network, the next are copied to the host, and those before are copied back. 4 MiB take a tenth of a
+    /// millisecond to be copied, which is all that is not overlapped at either end, and are on a network of 100 Gbit/s
+    /// for longer than a message takes there and back. Zero: all at once. The same on all ranks.
+    slice_bytes: u64 = SLICE_BYTES;
     /// How many ranks of a host are meant to use the same GPU; where more do, one of them says so. Zero: nobody knows.
     ranks_per_gpu: u64 = RANKS_PER_GPU;
     /// How many microseconds a driver with nothing to do looks around before it sleeps. `auto` lets waiting callers do

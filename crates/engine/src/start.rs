@@ -167,6 +167,7 @@ pub(crate) fn settings(
         hosts: Arc::clone(host_names),
         agree,
         fusion_limit_bytes,
+        slice_bytes: config.slice_bytes,
         wait,
         stall: (!config.stall_check_disable).then_some(wait_limits),
         table,

@@ -311,7 +311,9 @@ impl Engine {
         let wrong = |what: &str| Err(Error::WrongMemory { name: Arc::clone(&request.name), what: what.into() });
         match request.collective.reduction() {
             _ if self.works_on_devices(*group, &request.collective, request.dtype)? => Ok(()),
-            Some((ReduceOp::Adasum, ..)) => wrong("Adasum does not work in device memory"),
+            Some((ReduceOp::Adasum, ..)) => {
+                wrong("Adasum works in device memory only among ranks of one host that see each other's")
+            }
             _ => wrong("the ranks of this group do not see each other's device memory"),
         }
     }

@@ -13,6 +13,7 @@ use std::str::FromStr;
 
 use crate::request::{Dtype, Rank};
 use crate::schedule::{Schedule, Span};
+use crate::slices::Sliced;
 use crate::team::Team;
 use crate::topology::Topology;
 use crate::{doubling, halving, hierarchical, ring, tree, window};
@@ -178,12 +179,10 @@ impl Tuning {
 }
 
 /// Steps of rank `me` in the phase of a hierarchical allreduce that crosses hosts: its shard, of `elems` elements, lies
-/// at the front of [`crate::Buffer::Work`], and the holders of the same shard on all hosts combine theirs.
-pub fn allreduce_across(elems: u64, topology: &Topology, me: Rank, tuning: &Tuning) -> Schedule {
-    match elems {
-        0 => Schedule::default(),
-        _ => hierarchical::allreduce_across(elems, topology, me, tuning),
-    }
+/// at the front of [`crate::Buffer::Work`], and the holders of the same shard on all hosts combine theirs, in slices of
+/// about `slice_elems` elements; zero: in one.
+pub fn allreduce_across(elems: u64, slice_elems: u64, topology: &Topology, me: Rank, tuning: &Tuning) -> Sliced {
+    hierarchical::allreduce_across(elems, slice_elems, topology, me, tuning)
 }
 
 /// Steps of rank `me` in an allreduce of `elems` elements, in place in [`crate::Buffer::Work`].

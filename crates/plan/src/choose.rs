@@ -248,11 +248,6 @@ impl Choices {
         self.measured.as_ref().and_then(|measured| measured.on_devices[rung_of(bytes)])
     }
 
-    /// Whether NCCL was measured to be faster at any size.
-    pub fn takes_nccl(&self) -> bool {
-        self.measured.as_ref().is_some_and(|measured| measured.on_devices.contains(&Some(DeviceWay::Nccl)))
-    }
-
     /// Sizes for a schedule of this collective by messages: as they are, or changed so that the schedule takes the form
     /// that was faster.
     pub fn tuned(&self, formed: Formed, bytes: u64, tuning: Tuning) -> Tuning {
@@ -429,8 +424,6 @@ mod tests {
         assert_eq!((chosen(&table, 1 << 10), chosen(&table, 1 << 20)), (Some(DeviceWay::Own), None));
         table.insert(Measurement { way: nccl, bytes: 1 << 20, time_us: 80.0 });
         assert_eq!(chosen(&table, 1 << 28), Some(DeviceWay::Nccl));
-        let all = |table: &Table| Choices::new(Some(table.clone().into()), &topology, AlgorithmLimits::default());
-        assert!(all(&table).takes_nccl() && !all(&Table::new(Class::of(&topology))).takes_nccl());
         let mut other = Table::new(Class::of(&topology));
         other.insert(Measurement { way: own, bytes: 1 << 10, time_us: 1.0 });
         assert_eq!(chosen(&other, 1 << 10), None, "one way alone is no choice");

@@ -8,7 +8,8 @@
 //! Who does it follows from the devices. Where several ranks use one device, the lowest of them works for it
 //! ([`folders`]): kernels of several processes on one device take turns, and a turn takes longer than folding a small
 //! bucket; and one kernel alone reaches the bandwidth of the memory. Every device folds an equal share of the elements
-//! ([`share`]), and copies what goes to its own ranks.
+//! ([`share`]), and copies what goes to its own ranks. Adasum weighs whole tensors, so each of them belongs to one
+//! device ([`whole_share`]).
 //!
 //! Bytes: with `r` ranks and `d` devices, each device reads and writes `r/d` times the bucket for an allreduce, reads
 //! `r/d` times and writes `1/d` times for a reducescatter, and writes the results of its ranks for what only copies.
@@ -184,14 +185,7 @@ pub fn folders<D: PartialEq>(devices: &[Option<D>]) -> Vec<usize> {
 /// # Panics
 /// If there is no such folder.
 pub fn share(lengths: &[u64], folders: usize, folder: usize) -> Vec<(usize, Span)> {
-    assert!(folder < folders, "folder {folder} is one of {folders}");
-    let total: u64 = lengths.iter().sum();
-    // Begin of a share. The product may exceed 64 bits.
-    let begin = |folder: usize| match folder == folders {
-        true => total,
-        false => (u128::from(total) * folder as u128 / folders as u128) as u64 / ALIGN_ELEMS * ALIGN_ELEMS,
-    };
-    let (from, to) = (begin(folder), begin(folder + 1));
+    let (from, to) = bounds(lengths, folders, folder);
     let mut start = 0;
     let mut mine = Vec::new();
     for (place, length) in lengths.iter().enumerate() {
@@ -203,6 +197,36 @@ pub fn share(lengths: &[u64], folders: usize, folder: usize) -> Vec<(usize, Span
         start = end;
     }
     mine
+}
+
+/// The tensors with elements that folder `folder` of `folders` works on as a whole, by their place: those whose middle
+/// lies in its share.
+///
+/// # Panics
+/// If there is no such folder.
+pub fn whole_share(lengths: &[u64], folders: usize, folder: usize) -> Vec<usize> {
+    let (from, to) = bounds(lengths, folders, folder);
+    let mut start = 0;
+    let mut mine = Vec::new();
+    for (place, length) in lengths.iter().enumerate() {
+        if *length > 0 && (from..to).contains(&(start + length / 2)) {
+            mine.push(place);
+        }
+        start += length;
+    }
+    mine
+}
+
+/// Where the share of a folder begins and ends in the elements of all tensors.
+fn bounds(lengths: &[u64], folders: usize, folder: usize) -> (u64, u64) {
+    assert!(folder < folders, "folder {folder} is one of {folders}");
+    let total: u64 = lengths.iter().sum();
+    // Begin of a share. The product may exceed 64 bits.
+    let begin = |folder: usize| match folder == folders {
+        true => total,
+        false => (u128::from(total) * folder as u128 / folders as u128) as u64 / ALIGN_ELEMS * ALIGN_ELEMS,
+    };
+    (begin(folder), begin(folder + 1))
 }
 
 #[cfg(test)]
@@ -316,6 +340,11 @@ mod tests {
                     next[place] = span.end();
                 }
                 assert_eq!(next, lengths);
+                let mut whole: Vec<usize> =
+                    (0..count).flat_map(|folder| whole_share(&lengths, count, folder)).collect();
+                whole.sort_unstable();
+                let with_elems: Vec<usize> = (0..lengths.len()).filter(|place| lengths[*place] > 0).collect();
+                assert_eq!(whole, with_elems);
             }
         }
     }

@@ -21,12 +21,13 @@
 //! fixed order, so all ranks end with the same bits.
 
 use crate::algorithm::Tuning;
+use crate::doubling;
 use crate::request::Rank;
 use crate::schedule::{Arrival, Buffer, Schedule, Span, Step};
+use crate::slices::{self, Sliced};
 use crate::team::{Team, segments};
 use crate::topology::Topology;
 use crate::window::Rounds;
-use crate::{doubling, ring};
 
 /// Who does what on the host of one rank.
 struct Place<'a> {
@@ -108,20 +109,18 @@ pub(crate) fn allreduce_window(span: Span, topology: &Topology, me: Rank, tuning
     rounds.schedule(steps)
 }
 
-/// Steps of rank `me` for phase 2 alone, of a shard of so many elements that lies at the front of its work buffer: for
+/// Phase 2 alone, of a shard of so many elements that lies at the front of the work buffer of rank `me`, in slices: for
 /// ranks whose hosts fold elsewhere.
-pub(crate) fn allreduce_across(elems: u64, topology: &Topology, me: Rank, tuning: &Tuning) -> Schedule {
-    Schedule::new(across(Span { start: 0, len: elems }, topology, me, tuning))
+pub(crate) fn allreduce_across(elems: u64, slice_elems: u64, topology: &Topology, me: Rank, tuning: &Tuning) -> Sliced {
+    slices::allreduce(&holders(topology, me), Span { start: 0, len: elems }, slice_elems, tuning)
 }
 
 /// Phase 2: allreduce of one shard among its holders on all hosts.
 fn across(shard: Span, topology: &Topology, me: Rank, tuning: &Tuning) -> Vec<Step> {
-    let team = Team::new(topology.cross_ranks(topology.local_rank(me)), me);
-    if team.size() == 1 {
-        Vec::new()
-    } else if shard.len <= tuning.small_elems {
-        doubling::allreduce(&team, shard, tuning)
-    } else {
-        ring::allreduce(&team, shard, tuning)
-    }
+    slices::allreduce(&holders(topology, me), shard, 0, tuning).schedule.steps
+}
+
+/// The holders of this rank's shard, one on each host.
+fn holders(topology: &Topology, me: Rank) -> Team {
+    Team::new(topology.cross_ranks(topology.local_rank(me)), me)
 }

@@ -17,7 +17,7 @@
 //! - [`agree::Member`]: one rank's side of the agreement, a state machine; it gives out buckets ([`fuse`]).
 //! - [`plane`]: the plane, the element type and the schedule of a bucket; [`choose`] has the limits, [`table`] what was
 //!   measured.
-//! - [`algorithm`]: the [`Schedule`] of one rank, by algorithm.
+//! - [`algorithm`]: the [`Schedule`] of one rank, by algorithm; [`adasum`] says who combines with whom there.
 //! - [`membership::Membership`]: one member's side of the agreement on who is in the job, generation by generation.
 //! - [`stall`]: who waits for whom, and the report about it.
 //! - [`straggler`]: which rank keeps the others waiting.
@@ -26,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adasum;
 pub mod agree;
 pub mod algorithm;
 mod alltoall;
@@ -49,6 +50,7 @@ pub mod request;
 mod ring;
 mod scatter;
 pub mod schedule;
+pub mod slices;
 pub mod stall;
 pub mod straggler;
 pub mod table;

@@ -83,18 +83,19 @@ impl DeviceReach {
     }
 }
 
-/// Whether ranks that see each other's device memory carry out a collective there. Adasum does not fold element by
-/// element, and what has no tensors lies nowhere.
+/// Whether ranks that see each other's device memory carry out a collective there. What has no tensors lies nowhere.
 pub fn works_on_devices(collective: &Collective) -> bool {
-    let is_adasum = matches!(collective.reduction(), Some((ReduceOp::Adasum, ..)));
-    !is_adasum && !matches!(collective, Collective::Barrier | Collective::Join)
+    !matches!(collective, Collective::Barrier | Collective::Join)
 }
 
-/// Whether NCCL carries out a collective on tensors of this type. It reduces no integers of 16 bits; moving them is
-/// moving bytes.
+/// Whether NCCL carries out a collective on tensors of this type. It has no Adasum, and reduces no integers of 16 bits;
+/// moving them is moving bytes.
 fn nccl_carries(collective: &Collective, dtype: Dtype) -> bool {
-    let reduces = collective.reduction().is_some();
-    works_on_devices(collective) && !(reduces && matches!(dtype, Dtype::U16 | Dtype::I16))
+    let can_reduce = match collective.reduction() {
+        Some((op, ..)) => op != ReduceOp::Adasum && !matches!(dtype, Dtype::U16 | Dtype::I16),
+        None => true,
+    };
+    works_on_devices(collective) && can_reduce
 }
 
 /// What an added plane carries. Must be the same on all ranks.
@@ -360,7 +361,7 @@ mod tests {
             assert_eq!(reach.plane(&sum, Dtype::F32), of_sum, "{reach:?}");
             assert_eq!(reach.plane(&sum, Dtype::I16), of_shorts, "{reach:?}");
             assert_eq!(reach.plane(&Collective::Allgather, Dtype::I16), of_moved_shorts, "{reach:?}");
-            assert_eq!(reach.plane(&adasum, Dtype::F32), None, "{reach:?}");
+            assert_eq!(reach.plane(&adasum, Dtype::F32), own.filter(|_| has.0), "{reach:?}");
         }
     }
 

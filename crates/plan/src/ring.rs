@@ -22,9 +22,13 @@ use crate::algorithm::Tuning;
 pub(crate) fn allreduce(team: &Team, span: Span, tuning: &Tuning) -> Vec<Step> {
     let n = team.size();
     let chunks: Vec<Span> = (0..n).map(|member| span.piece(member, n)).collect();
-    let fold_hops = n - 1;
-    let place_hops = n - 1;
-    travel(team, &chunks, Circuit { first_sent: 1, fold_hops, place_hops }, tuning)
+    allreduce_chunks(team, &chunks, tuning)
+}
+
+/// Allreduce of these chunks, one for each member.
+pub(crate) fn allreduce_chunks(team: &Team, chunks: &[Span], tuning: &Tuning) -> Vec<Step> {
+    let hops = team.size() - 1;
+    travel(team, chunks, Circuit { first_sent: 1, fold_hops: hops, place_hops: hops }, tuning)
 }
 
 /// Reduce-scatter: member `c` ends with the combination of all contributions to `chunks[c]`. What it had in other

@@ -25,6 +25,7 @@ pub const SECTIONS: &[Section] = &[
             PLANE,
             GPU_OPERATIONS,
             NCCL_LIBRARY,
+            SLICE_BYTES,
             RANKS_PER_GPU,
             THREAD_AFFINITY,
             SPIN_US,
@@ -249,6 +250,17 @@ pub const NCCL_LIBRARY: Setting = Setting::does(
     "",
     "The file of NCCL's library (2.18 or later). Unset: the one that a framework has brought into the process, or \
      `libnccl.so.2` where the linker finds it, or the one of the wheel `nvidia-nccl`.",
+);
+
+/// `FARANDOLE_SLICE_BYTES`.
+pub const SLICE_BYTES: Setting = Setting::does(
+    "FARANDOLE_SLICE_BYTES",
+    Reader::Ranks,
+    Kind::Bytes,
+    "4194304",
+    "Between hosts and without NCCL, an allreduce of GPU tensors is exchanged in slices of this many bytes: while one \
+     is on the network, the next are copied to the host and those before are copied back. 0: all at once. The same on \
+     all ranks.",
 );
 
 /// `FARANDOLE_RANKS_PER_GPU`.

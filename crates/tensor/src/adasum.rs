@@ -6,9 +6,10 @@
 //! > low · (1 − dot / (2 |low|²)) + high · (1 − dot / (2 |high|²)).
 //!
 //! A zero vector contributes nothing and has factor one. Everything is calculated in f64, the inner products in a fixed
-//! order, and the result is rounded to the element type (half precision by way of f32). Sums and products of two
-//! numbers do not depend on their order, so adasum(low, high) and adasum(high, low) are the same bits and both partners
-//! of an exchange may combine in place. Combining three or more does depend on the order, which the schedule fixes.
+//! order that devices have, too (`simd/vectors.rs`), and the result is rounded to the element type (half precision by
+//! way of f32). Sums and products of two numbers do not depend on their order, so adasum(low, high) and adasum(high,
+//! low) are the same bits and both partners of an exchange may combine in place. Combining three or more does depend on
+//! the order of pairs, which `plan::adasum` fixes.
 //!
 //! This combines two vectors of one tensor. A bucket is combined tensor by tensor.
 

@@ -31,15 +31,17 @@ pub struct MemoryOptions {
     pub connections: usize,
     /// How frames are put on the pipes.
     pub shape: FrameOptions,
+    /// Whether each rank is on a host of its own, as far as the topology says.
+    pub is_apart: bool,
 }
 
 impl Default for MemoryOptions {
     fn default() -> MemoryOptions {
-        MemoryOptions { capacity_bytes: 64 << 10, connections: 1, shape: FrameOptions::default() }
+        MemoryOptions { capacity_bytes: 64 << 10, connections: 1, shape: FrameOptions::default(), is_apart: false }
     }
 }
 
-/// The meshes of a group whose ranks are threads, one for each bell, all on one host as far as the topology says.
+/// The meshes of a group whose ranks are threads, one for each bell.
 pub fn meshes(bells: &[Bell], settings: &MemoryOptions) -> Vec<Mesh> {
     let mut peers: Vec<Vec<Peer>> = bells.iter().map(|_| Vec::new()).collect();
     for low in 0..bells.len() {
@@ -51,7 +53,7 @@ pub fn meshes(bells: &[Bell], settings: &MemoryOptions) -> Vec<Mesh> {
             peers[high].push(peer(low, control_high, ends_high, settings.shape));
         }
     }
-    let topology = Topology::one_host(bells.len());
+    let topology = if settings.is_apart { Topology::all_apart(bells.len()) } else { Topology::one_host(bells.len()) };
     let mesh = |(me, peers)| Mesh::new(Rank::from(me), topology.clone(), peers);
     peers.into_iter().enumerate().map(mesh).collect()
 }

@@ -201,6 +201,7 @@ fn memory_ranks<T: Send>(size: usize, faults: &Faults, rank: impl Fn(Mesh, Waite
         capacity_bytes: 1000,
         connections: 2,
         shape: FrameOptions { stripe_from_bytes: 500, checksum: Checksum::Crc32c },
+        is_apart: false,
     };
     let meshes = memory::meshes(&bells, &settings);
     std::thread::scope(|scope| {

@@ -123,13 +123,7 @@ def _take_over(
     states: dict[int, dict[str, Any]],
 ) -> list[tuple[str, torch.Tensor]]:
     """Gives the optimizer the root's options and structure; returns the tensors of its state, to be filled."""
-    for group, theirs in zip(optimizer.param_groups, options, strict=True):
-        for key, value in theirs.items():
-            own = group.get(key)
-            if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor) and own.shape == value.shape:
-                own.detach().copy_(value)
-            else:
-                group[key] = value
+    _take_options(optimizer, options)
     tensors = []
     for number, parameter in enumerate(parameters):
         if number not in states:
@@ -149,6 +143,16 @@ def _take_over(
                 own = own_state[key] = torch.zeros_like(like, dtype=value.dtype, device=device)
             tensors.append((f"optimizer.{number}.{key}", own))
     return tensors
+
+
+def _take_options(optimizer: torch.optim.Optimizer, options: list[dict[str, Any]]) -> None:
+    for group, theirs in zip(optimizer.param_groups, options, strict=True):
+        for key, value in theirs.items():
+            own = group.get(key)
+            if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor) and own.shape == value.shape:
+                own.detach().copy_(value)
+            else:
+                group[key] = value
 
 
 def _provide_gradients(

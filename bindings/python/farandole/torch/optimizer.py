@@ -65,7 +65,7 @@ def DistributedOptimizer(  # noqa: N802 -- the name that scripts use
     )
     groups = merge_num_groups(num_groups, groups)
     check_passes(backward_passes_per_step)
-    kind = DeltaOptimizer if op == Adasum and (size() > 1 or elastic.enabled()) else _DistributedOptimizer
+    kind = DeltaOptimizer if op == Adasum and (elastic.enabled() or size() > 1) else _DistributedOptimizer
     wrapped = as_subclass(optimizer, kind, __name__)
     check_groups(groups)
     wrapped._begin(named_parameters, options, backward_passes_per_step, groups)

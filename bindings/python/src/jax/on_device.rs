@@ -97,7 +97,7 @@ fn works_there(job: &Job, submissions: &[Submission]) -> Result<bool, OpError> {
     Ok(true)
 }
 
-/// Carries a call out in host memory, and waits for it: Adasum, groups across hosts, FARANDOLE_PLANE=staged.
+/// Carries a call out in host memory, and waits for it: groups across hosts, FARANDOLE_PLANE=staged.
 fn execute_staged(
     asked: &Asked,
     operands: &[Buffer],

@@ -23,6 +23,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import NoReturn
 
 import torch
 
@@ -198,9 +199,21 @@ def kill(plane: str) -> None:
             hvd.allreduce_(tensor, name="x", op=hvd.Average)
             torch.cuda.synchronize(device)
     except HorovodInternalError as error:
-        print(f"rank {hvd.rank()} was told {time.time() - died:.2f} s after the death: {error}", flush=True)
-        raise SystemExit(3) from None
+        say_what_was_told(died, error)
+    except torch.AcceleratorError as error:
+        # MPS lets all its clients fail if one of them is killed when its kernels run. The job knows why.
+        print(f"rank {hvd.rank()}, from PyTorch: {str(error).splitlines()[0]}", flush=True)
+        try:
+            hvd.barrier()
+        except HorovodInternalError as error:
+            say_what_was_told(died, error)
     raise AssertionError("nobody died")
+
+
+def say_what_was_told(died: float, error: Exception) -> NoReturn:
+    """Prints why a rank ends, and ends it."""
+    print(f"rank {hvd.rank()} was told {time.time() - died:.2f} s after the death: {error}", flush=True)
+    raise SystemExit(3)
 
 
 def main() -> None:

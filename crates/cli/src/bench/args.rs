@@ -210,7 +210,16 @@ impl BenchArgs {
         );
         if self.device == On::Cuda {
             ensure!(self.collective == Kind::Allreduce, "--device cuda: only allreduce works in device memory");
-            ensure!(self.hosts == 1, "--device cuda: only ranks of one host see each other's devices");
+            ensure!(
+                self.ranks.is_multiple_of(self.hosts),
+                "--device cuda: between hosts with different numbers of ranks tensors go through host memory; take a \
+                 multiple of --hosts {} as -np",
+                self.hosts
+            );
+            ensure!(
+                !self.limit || self.hosts == 1,
+                "--limit: a copy within a GPU bounds ranks of one host; leave out --limit or --hosts"
+            );
             ensure!(self.memory == Memory::Own, "--device cuda: the memory is that of the GPUs; leave out --memory");
             ensure!(self.against.is_empty(), "--device cuda: the peers work in host memory; leave out --against");
         }

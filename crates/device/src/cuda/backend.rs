@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU32;
 use super::api::{Api, Context, Handle, IpcHandle, NOT_READY, OUT_OF_MEMORY};
 use super::kernels::Kernels;
 use super::words;
-use crate::{Backend, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid, table};
+use crate::{Backend, DeviceAdasum, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid, table};
 
 /// `CU_STREAM_NON_BLOCKING`: does not wait for the default stream.
 const NON_BLOCKING: u32 = 1;
@@ -241,6 +241,14 @@ impl Backend for Cuda {
         table::of_fold(folding)
             .iter()
             .try_for_each(|launch| self.kernels.fold(self.api, handle(stream), launch, folding))
+    }
+
+    fn adasum(&self, stream: u64, combining: &DeviceAdasum<'_>) -> Result<()> {
+        let _current = self.enter()?;
+        // Launches follow each other in the stream, so all of them use the same scratch memory.
+        table::of_adasum(combining)
+            .iter()
+            .try_for_each(|launch| self.kernels.adasum(self.api, handle(stream), launch, combining))
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>> {

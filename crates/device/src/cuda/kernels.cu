@@ -1,4 +1,4 @@
-// The kernels of a CUDA device: folding the ranks' contributions, in place or to other places, and copying.
+// The kernels of a CUDA device: folding the ranks' contributions, in place or to other places, copying, and Adasum.
 //
 // The crate carries these kernels as PTX: `kernels.ptx` beside this file is made of it by `cargo xtask kernels`, and is
 // committed. So no compiler is needed at run time, which Rust programs would not have; the driver compiles the PTX for
@@ -11,7 +11,7 @@
 //
 // Nothing here waits, synchronises or allocates: whoever launches a kernel has seen to it that contributions are
 // complete and that nobody else works on them. No load assumes that memory stays as it is (`ld.global.nc`), because
-// results replace contributions. Average is a sum with a finish, of bool a minimum; Adasum is not here.
+// results replace contributions. Average is a sum with a finish, of bool a minimum.
 //
 // How a launch is described. A kernel works on `count` *segments*, each of them elements that lie one behind another.
 // It has THREADS threads a block; a block works on BLOCK_BYTES of one segment (of each rank's contribution), the last
@@ -23,7 +23,8 @@
 //   2 + r           where the contribution of rank r lies in device memory
 //   2 + ranks + t   where the result goes; without targets it goes where the contributions lie
 //
-// and of 4 words for a copy: first block, bytes, source, target. Contributions of different ranks do not overlap, and a
+// and of 4 words for a copy: first block, bytes, source, target. Adasum has rows and blocks of its own (see there).
+// Contributions of different ranks do not overlap, and a
 // target overlaps one only if it is that contribution. Each is aligned to its element; only where all are aligned to 16
 // bytes is a segment fast.
 
@@ -591,7 +592,248 @@ DEVICE void copy_part(u64 source, u64 target, u32 bytes) {
     copy_as<u8>(source + done, target + done, bytes - done);
 }
 
+// ---- Adasum -------------------------------------------------------------------------------------
+//
+// Pairs of vectors are combined: a and b become a * factor(a) + b * factor(b), where factors follow from their inner
+// products (`adasum.rs` of farandole-tensor). All of it is in double precision, and additions are in the order that
+// `simd/vectors.rs` there describes, so results have the same bits. Three kernels with the same table come one after
+// another: `adasum_dots_*` stores the inner products of every block, `adasum_factors` adds them up and stores the
+// factors of every pair, `adasum_weigh_*` combines.
+//
+// A block works on ADASUM_BLOCK_ELEMS elements of one pair. The row of a pair has targets + 5 words:
+//
+//   0       the first block of the pair
+//   1       elements of each vector
+//   2       flags: which of both vectors are *carried*, that is combinations of vectors, and not contributions
+//   3, 4    where they lie; zero: nowhere, all elements are zero
+//   5 + t   where the combination goes, which may be where one of both lies
+//
+// Contributions are multiplied by the prescale. Carried vectors of halves are singles. A combination is stored as a
+// carried vector, or finished: multiplied by the postscale and rounded to the type of contributions.
+//
+// Between kernels, numbers lie in *scratch* memory: first both factors of every pair, then three sums of every block.
+
+// 16 for each thread of a block.
+enum : u32 { ADASUM_BLOCK_ELEMS = 4096, ADASUM_THREAD_ELEMS = 16 };
+// A row of the block, and the partial sums that it has.
+enum : u32 { ADASUM_ROW_ELEMS = 256, ADASUM_LANES = 16 };
+// Elements of a vector that a thread has on their way at once.
+enum : u32 { ADASUM_AHEAD = 8 };
+// Words of a row before its targets.
+enum : u32 { ADASUM_ROW_WORDS = 5 };
+// Where sums begin in scratch memory: behind the factors of as many pairs as a table has.
+enum : u32 { ADASUM_SUMS_AT_BYTES = 2048 };
+
+// The form of carried vectors, and how numbers become double and back.
+template <class E> struct Carried {
+    using Form = F32;
+    DEVICE float from_double(double number) { return __double2float_rn(number); }
+    // The product is exact.
+    DEVICE double add_product(double sum, float a, float b) { return __fma_rn(double(a), double(b), sum); }
+};
+
+template <> struct Carried<F64> {
+    using Form = F64;
+    DEVICE double from_double(double number) { return number; }
+    DEVICE double add_product(double sum, double a, double b) { return __dadd_rn(sum, __dmul_rn(a, b)); }
+};
+
+// One vector of a pair.
+template <class E> struct Operand {
+    using Number = typename E::Number;
+    using Form = typename Carried<E>::Form;
+    // As wide as a carried element, so that loading comes before all that depends on what it is.
+    using Word = typename Form::Bits;
+    enum : bool { SAME_SIZE = sizeof(typename E::Bits) == sizeof(Word) };
+
+    u64 address;
+    bool is_carried;
+    Number prescale;
+
+    METHOD Operand(u64 address, bool is_carried, double prescale)
+        : address(address), is_carried(is_carried), prescale(is_carried ? E::one() : E::factor(prescale)) {}
+
+    // Loads elements from `first` on, `stride` apart, as far as there are any.
+    METHOD void load(Word (&words)[ADASUM_AHEAD], u64 first, u32 stride, u64 elems) const {
+        if (address == 0) {
+#pragma unroll
+            for (u32 i = 0; i < ADASUM_AHEAD; i++) words[i] = 0;
+        } else if (SAME_SIZE || is_carried) {
+            load_as<Word>(words, first, stride, elems);
+        } else {
+            load_as<typename E::Bits>(words, first, stride, elems);
+        }
+    }
+
+    template <class T> METHOD void load_as(Word (&words)[ADASUM_AHEAD], u64 first, u32 stride, u64 elems) const {
+        const T *const from = global<const T>(address);
+#pragma unroll
+        for (u32 i = 0; i < ADASUM_AHEAD; i++) {
+            const u64 elem = first + i * stride;
+            words[i] = elem < elems ? from[elem] : T(0);
+        }
+    }
+
+    // What was loaded. A vector that lies nowhere is not scaled.
+    METHOD Number number(Word word) const {
+        if (address == 0) return Number(0);
+        if (!SAME_SIZE && is_carried) return Form::widen(word);
+        return E::multiply(E::widen(typename E::Bits(word)), prescale);
+    }
+};
+
+// A pair of vectors, and the part of it that a block works on.
+template <class E> struct Pair {
+    Operand<E> a, b;
+    u32 row;
+    u64 first, elems;
+
+    METHOD Pair(const Table &table, u32 row, double prescale)
+        : a(table.words[row + 3], table.words[row + 2] & 1, prescale),
+          b(table.words[row + 4], table.words[row + 2] & 2, prescale), row(row),
+          first((blockIdx.x - table.words[row]) * ADASUM_BLOCK_ELEMS), elems(table.words[row + 1]) {}
+};
+
+// Adds up what the threads of a block have, the second half to the first until one is left. Thread 0 has the sums.
+DEVICE void add_pairwise(double (&sums)[3]) {
+    __shared__ double shared[3][THREADS];
+#pragma unroll
+    for (u32 product = 0; product < 3; product++) shared[product][threadIdx.x] = sums[product];
+#pragma unroll
+    for (u32 width = THREADS / 2; width >= 32; width /= 2) {
+        __syncthreads();
+        if (threadIdx.x >= width) continue;
+#pragma unroll
+        for (u32 product = 0; product < 3; product++) {
+            double *const of_product = shared[product];
+            of_product[threadIdx.x] = __dadd_rn(of_product[threadIdx.x], of_product[threadIdx.x + width]);
+        }
+    }
+    if (threadIdx.x >= 32) return;
+#pragma unroll
+    for (u32 product = 0; product < 3; product++) {
+        double sum = shared[product][threadIdx.x];
+#pragma unroll
+        for (u32 width = 16; width > 0; width /= 2) sum = __dadd_rn(sum, __shfl_down_sync(~0u, sum, width));
+        sums[product] = sum;
+    }
+}
+
+DEVICE double *block_sums(u64 scratch, u64 block) {
+    return global<double>(scratch + ADASUM_SUMS_AT_BYTES) + 3 * block;
+}
+
+// The inner products of a block. Each thread has one of its partial sums.
+template <class E> DEVICE void adasum_dots(const Table &table, u32 count, u32 targets, double prescale, u64 scratch) {
+    using Word = typename Operand<E>::Word;
+    const Pair<E> pair(table, find_row(table, count, targets + ADASUM_ROW_WORDS), prescale);
+    const u32 lane = threadIdx.x % ADASUM_LANES, row = threadIdx.x / ADASUM_LANES;
+    const u64 first = pair.first + row * ADASUM_ROW_ELEMS + lane;
+    // Of both, of the first with itself, and of the second.
+    double sums[3] = {0.0, 0.0, 0.0};
+#pragma unroll 1
+    for (u32 done = 0; done < ADASUM_THREAD_ELEMS; done += ADASUM_AHEAD) {
+        const u64 from = first + done * ADASUM_LANES;
+        Word of_a[ADASUM_AHEAD], of_b[ADASUM_AHEAD];
+        pair.a.load(of_a, from, ADASUM_LANES, pair.elems);
+        pair.b.load(of_b, from, ADASUM_LANES, pair.elems);
+        begin_loads();
+#pragma unroll
+        for (u32 i = 0; i < ADASUM_AHEAD; i++) {
+            if (from + i * ADASUM_LANES >= pair.elems) continue;
+            const typename E::Number a = pair.a.number(of_a[i]), b = pair.b.number(of_b[i]);
+            sums[0] = Carried<E>::add_product(sums[0], a, b);
+            sums[1] = Carried<E>::add_product(sums[1], a, a);
+            sums[2] = Carried<E>::add_product(sums[2], b, b);
+        }
+    }
+    add_pairwise(sums);
+    if (threadIdx.x != 0) return;
+#pragma unroll
+    for (u32 product = 0; product < 3; product++) block_sums(scratch, blockIdx.x)[product] = sums[product];
+}
+
+DEVICE double adasum_factor(double both, double square) {
+    return square == 0.0 ? 1.0 : __dsub_rn(1.0, __ddiv_rn(both, __dmul_rn(2.0, square)));
+}
+
+// Combines a block's part of a pair.
+template <class E>
+DEVICE void adasum_weigh(
+    const Table &table, u32 count, u32 targets, double prescale, double postscale, u32 is_finished, u64 scratch) {
+    using Form = typename Carried<E>::Form;
+    using Word = typename Form::Bits;
+    const Pair<E> pair(table, find_row(table, count, targets + ADASUM_ROW_WORDS), prescale);
+    const u64 *const stores = table.words + pair.row + ADASUM_ROW_WORDS;
+    const double *const factors = global<const double>(scratch) + 2 * (pair.row / (targets + ADASUM_ROW_WORDS));
+    const double factor_a = factors[0], factor_b = factors[1];
+    const typename E::Number scale = E::factor(postscale);
+#pragma unroll 1
+    for (u32 done = 0; done < ADASUM_THREAD_ELEMS; done += ADASUM_AHEAD) {
+        const u64 from = pair.first + done * THREADS + threadIdx.x;
+        Word of_a[ADASUM_AHEAD], of_b[ADASUM_AHEAD];
+        pair.a.load(of_a, from, THREADS, pair.elems);
+        pair.b.load(of_b, from, THREADS, pair.elems);
+        begin_loads();
+#pragma unroll
+        for (u32 i = 0; i < ADASUM_AHEAD; i++) {
+            const double a = __dmul_rn(double(pair.a.number(of_a[i])), factor_a);
+            const double b = __dmul_rn(double(pair.b.number(of_b[i])), factor_b);
+            const typename E::Number combined = Carried<E>::from_double(__dadd_rn(a, b));
+            of_a[i] = is_finished ? Word(E::narrow(E::multiply(combined, scale))) : Form::narrow(combined);
+        }
+#pragma unroll 1
+        for (u32 store = 0; store < targets; store++) {
+            const u64 to = stores[store];
+#pragma unroll
+            for (u32 i = 0; i < ADASUM_AHEAD; i++) {
+                const u64 elem = from + i * THREADS;
+                if (elem >= pair.elems) continue;
+                if (Operand<E>::SAME_SIZE || !is_finished) global<Word>(to)[elem] = of_a[i];
+                else global<typename E::Bits>(to)[elem] = typename E::Bits(of_a[i]);
+            }
+        }
+    }
+}
+
 // ---- Kernels ------------------------------------------------------------------------------------
+
+// The factors of a pair, by a block for each.
+extern "C" __global__ void __launch_bounds__(THREADS) adasum_factors(
+    const __grid_constant__ Table table, u32 targets, u64 scratch) {
+    const u32 row = blockIdx.x * (targets + ADASUM_ROW_WORDS);
+    const u64 blocks = (table.words[row + 1] + ADASUM_BLOCK_ELEMS - 1) / ADASUM_BLOCK_ELEMS;
+    const double *const of_blocks = block_sums(scratch, table.words[row]);
+    double sums[3] = {0.0, 0.0, 0.0};
+#pragma unroll 4
+    for (u64 block = threadIdx.x; block < blocks; block += THREADS) {
+#pragma unroll
+        for (u32 product = 0; product < 3; product++) {
+            sums[product] = __dadd_rn(sums[product], of_blocks[3 * block + product]);
+        }
+    }
+    add_pairwise(sums);
+    if (threadIdx.x != 0) return;
+    double *const factors = global<double>(scratch) + 2 * blockIdx.x;
+    factors[0] = adasum_factor(sums[0], sums[1]);
+    factors[1] = adasum_factor(sums[0], sums[2]);
+}
+
+#define ADASUM(DTYPE, ELEMENT) \
+    extern "C" __global__ void __launch_bounds__(THREADS) adasum_dots_##DTYPE( \
+        const __grid_constant__ Table table, u32 count, u32 targets, double prescale, u64 scratch) { \
+        adasum_dots<ELEMENT>(table, count, targets, prescale, scratch); \
+    } \
+    extern "C" __global__ void __launch_bounds__(THREADS) adasum_weigh_##DTYPE( \
+        const __grid_constant__ Table table, u32 count, u32 targets, double prescale, double postscale, \
+        u32 is_finished, u64 scratch) { \
+        adasum_weigh<ELEMENT>(table, count, targets, prescale, postscale, is_finished, scratch); \
+    }
+
+ADASUM(f16, F16)
+ADASUM(bf16, BF16)
+ADASUM(f32, F32)
+ADASUM(f64, F64)
 
 extern "C" __global__ void __launch_bounds__(THREADS) copy(const __grid_constant__ Table table, u32 count) {
     const u32 row = find_row(table, count, 4);

@@ -10,7 +10,7 @@ use farandole_tensor::Finish;
 
 use super::api::{Api, Handle};
 use crate::table::Launch;
-use crate::{DeviceFold, Result};
+use crate::{AdasumResult, DeviceAdasum, DeviceFold, Result};
 
 const PTX: &str = concat!(include_str!("kernels.ptx"), "\0");
 
@@ -28,7 +28,14 @@ pub(super) struct Kernels {
     /// Folds whose results have another type, in the order of [`CONVERSIONS`].
     conversions: Vec<Handle>,
     copy: Handle,
+    /// In the order of [`FLOATS`].
+    adasum_dots: Vec<Handle>,
+    adasum_factors: Handle,
+    adasum_weigh: Vec<Handle>,
 }
+
+/// Element types that Adasum combines.
+const FLOATS: [Dtype; 4] = [Dtype::F16, Dtype::BF16, Dtype::F32, Dtype::F64];
 
 /// Folds whose results have another type.
 const CONVERSIONS: [(Dtype, Dtype, ReduceOp); 10] = [
@@ -67,7 +74,17 @@ impl Kernels {
             Ok(of_type)
         });
         let (folds, conversions) = (folds.collect::<Result<_>>()?, CONVERSIONS.iter().map(|one| function(&name(one))));
-        Ok(Kernels { folds, conversions: conversions.collect::<Result<_>>()?, copy: function("copy")? })
+        let of_floats = |kernel: &str| -> Result<Vec<Handle>> {
+            FLOATS.iter().map(|dtype| function(&format!("{kernel}_{}", word(*dtype)))).collect()
+        };
+        Ok(Kernels {
+            folds,
+            conversions: conversions.collect::<Result<_>>()?,
+            copy: function("copy")?,
+            adasum_dots: of_floats("adasum_dots")?,
+            adasum_factors: function("adasum_factors")?,
+            adasum_weigh: of_floats("adasum_weigh")?,
+        })
     }
 
     pub(super) fn fold(&self, api: &Api, stream: Handle, launch: &Launch, folding: &DeviceFold<'_>) -> Result<()> {
@@ -104,6 +121,35 @@ impl Kernels {
         let mut count = launch.count;
         let mut parameters: [*mut c_void; 2] = [launch.words.as_ptr().cast_mut().cast(), (&raw mut count).cast()];
         start(api, self.copy, stream, launch.blocks, &mut parameters)
+    }
+
+    /// The inner products of all blocks, the factors of all pairs, and their combinations.
+    pub(super) fn adasum(
+        &self,
+        api: &Api,
+        stream: Handle,
+        launch: &Launch,
+        combining: &DeviceAdasum<'_>,
+    ) -> Result<()> {
+        let float = FLOATS.iter().position(|known| *known == combining.dtype);
+        let float = float.expect("invariant: a stream has checked that Adasum combines this type");
+        let table: *mut c_void = launch.words.as_ptr().cast_mut().cast();
+        let (mut count, mut targets) = (launch.count, combining.width() as u32);
+        let (mut prescale, mut scratch) = (combining.prescale, combining.scratch);
+        let (mut is_finished, mut postscale) = match combining.result {
+            AdasumResult::Carried => (0_u32, 1.0),
+            AdasumResult::Finished(postscale) => (1, postscale),
+        };
+        let count: *mut c_void = (&raw mut count).cast();
+        let targets: *mut c_void = (&raw mut targets).cast();
+        let prescale: *mut c_void = (&raw mut prescale).cast();
+        let scratch: *mut c_void = (&raw mut scratch).cast();
+        let mut parameters = [table, count, targets, prescale, scratch];
+        start(api, self.adasum_dots[float], stream, launch.blocks, &mut parameters)?;
+        start(api, self.adasum_factors, stream, launch.count, &mut [table, targets, scratch])?;
+        let (postscale, is_finished) = ((&raw mut postscale).cast(), (&raw mut is_finished).cast());
+        let mut parameters = [table, count, targets, prescale, postscale, is_finished, scratch];
+        start(api, self.adasum_weigh[float], stream, launch.blocks, &mut parameters)
     }
 }
 
@@ -163,7 +209,13 @@ mod tests {
                 assert!(PTX.contains(&entry), "{entry}");
             }
         }
-        assert!(PTX.contains(".entry copy("));
+        assert!(PTX.contains(".entry copy(") && PTX.contains(".entry adasum_factors("));
+        for dtype in FLOATS {
+            for kernel in ["dots", "weigh"] {
+                let entry = format!(".entry adasum_{kernel}_{}(", word(dtype));
+                assert!(PTX.contains(&entry), "{entry}");
+            }
+        }
         for conversion in CONVERSIONS {
             assert!(PTX.contains(&format!(".entry {}(", name(&conversion))), "{conversion:?}");
         }

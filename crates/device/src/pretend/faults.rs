@@ -14,7 +14,7 @@ pub enum Call {
     Record,
     /// [`crate::Backend::has_happened`].
     Look,
-    /// [`crate::Backend::fold`].
+    /// [`crate::Backend::fold`] and [`crate::Backend::adasum`].
     Fold,
     /// [`crate::Backend::copy`].
     Copy,

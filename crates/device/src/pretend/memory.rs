@@ -103,8 +103,8 @@ pub(super) fn free_pinned(memory: NonNull<u8>) {
 /// If they are freed.
 pub(super) fn pinned(start: usize, bytes: usize) -> &'static mut [u8] {
     let pinned = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
-    let layout = pinned.get(&start).expect("pinned memory lives until copies are over");
-    assert!(bytes <= layout.size(), "a copy stays within pinned memory");
+    let (base, layout) = pinned.range(..=start).next_back().expect("pinned memory lives until copies are over");
+    assert!(start + bytes <= base + layout.size(), "a copy stays within pinned memory");
     // SAFETY: the memory is allocated (the table says so), initialised, and belongs to this copy until its event
     // happens (`crate::Pinned`).
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(start), bytes) }

@@ -22,7 +22,7 @@ pub use faults::{Call, DeviceFaults};
 pub use nccl::{NcclEnds, PretendNccl};
 
 use crate::words;
-use crate::{Backend, Device, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid};
+use crate::{Backend, Device, DeviceAdasum, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid};
 use nccl::Come;
 use run::{HostCall, Work};
 
@@ -42,10 +42,36 @@ pub struct Pretend {
     is_shareable: bool,
     /// Looks at an event before it happens.
     delay_looks: u32,
+    /// Where copies between device and host are noted as they are queued.
+    copies: CopyLog,
     /// Why every call fails from now on.
     failed: Mutex<Option<Error>>,
     /// Its streams. Locked for a moment.
     streams: Mutex<Vec<u64>>,
+}
+
+/// Copies between a device and pinned memory, in the order in which they were queued. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct CopyLog(Arc<Mutex<Vec<HostCopy>>>);
+
+/// A copy between a device and pinned memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostCopy {
+    /// From the device.
+    ToHost,
+    /// To the device.
+    ToDevice,
+}
+
+impl CopyLog {
+    /// What was queued so far.
+    pub fn copies(&self) -> Vec<HostCopy> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, copy: HostCopy) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(copy);
+    }
 }
 
 /// The streams of all pretended devices of this process. A rank waits for events of the program's streams, which belong
@@ -96,7 +122,22 @@ impl Pretend {
             driver: "none".to_owned(),
             runs_processes_at_once: true,
         };
-        Pretend { info, faults, is_shareable: true, delay_looks, failed: Mutex::default(), streams: Mutex::default() }
+        Pretend {
+            info,
+            faults,
+            is_shareable: true,
+            delay_looks,
+            copies: CopyLog::default(),
+            failed: Mutex::default(),
+            streams: Mutex::default(),
+        }
+    }
+
+    /// Notes its copies to and from the host there.
+    #[must_use]
+    pub fn noting(mut self, copies: CopyLog) -> Pretend {
+        self.copies = copies;
+        self
     }
 
     /// The same device as another: what lies on one lies on the other.
@@ -214,7 +255,7 @@ impl Queues {
                     }
                 }
                 work => {
-                    let takes_time = matches!(work, Work::Copy(_) | Work::Fold(_));
+                    let takes_time = matches!(work, Work::Copy(_) | Work::Fold(_) | Work::Adasum(_));
                     self.clock_ns += if takes_time { WORK_NS } else { 0 };
                     let writes = matches!(work, Work::WriteWord(..));
                     work.run();
@@ -376,6 +417,12 @@ impl Backend for Pretend {
         Ok(())
     }
 
+    fn adasum(&self, stream: u64, combining: &DeviceAdasum<'_>) -> Result<()> {
+        let mut queues = self.enter(Call::Fold)?;
+        queues.queue(stream, Work::adasum(combining));
+        Ok(())
+    }
+
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>> {
         drop(self.enter(Call::Allocate)?);
         Ok(memory::allocate_pinned(bytes))
@@ -387,12 +434,14 @@ impl Backend for Pretend {
 
     fn copy_to_pinned(&self, stream: u64, source: u64, target: NonNull<u8>, bytes: usize) -> Result<()> {
         let mut queues = self.enter(Call::Copy)?;
+        self.copies.note(HostCopy::ToHost);
         queues.queue(stream, Work::ToHost { source, target: target.as_ptr().expose_provenance(), bytes });
         Ok(())
     }
 
     fn copy_from_pinned(&self, stream: u64, source: NonNull<u8>, target: u64, bytes: usize) -> Result<()> {
         let mut queues = self.enter(Call::Copy)?;
+        self.copies.note(HostCopy::ToDevice);
         queues.queue(stream, Work::FromHost { source: source.as_ptr().expose_provenance(), target, bytes });
         Ok(())
     }

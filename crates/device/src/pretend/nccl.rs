@@ -32,6 +32,7 @@ static CLUBS: LazyLock<Mutex<HashMap<UniqueId, Arc<Club>>>> = LazyLock::new(Mute
 pub struct PretendNccl {
     faults: DeviceFaults,
     stuck_after: Option<u64>,
+    failing_after: Option<u64>,
     counts: Arc<Counts>,
 }
 
@@ -63,6 +64,13 @@ impl PretendNccl {
     #[must_use]
     pub fn stuck_after(mut self, groups: u64) -> PretendNccl {
         self.stuck_after = Some(groups);
+        self
+    }
+
+    /// The same, but when more groups of calls than these are queued, NCCL says that a rank is gone.
+    #[must_use]
+    pub fn failing_after(mut self, groups: u64) -> PretendNccl {
+        self.failing_after = Some(groups);
         self
     }
 
@@ -171,8 +179,12 @@ impl Handle for Seat {
             begun.looks = begun.looks.saturating_sub(1);
             return Ok(false);
         }
-        if let Some(meeting) = begun.meeting.take() {
-            queues().queue(begun.stream, Work::Meet(meeting));
+        match begun.meeting.take() {
+            Some(meeting) => queues().queue(begun.stream, Work::Meet(meeting)),
+            None if self.library.failing_after.is_some_and(|groups| self.groups.load(Ordering::SeqCst) > groups) => {
+                return Err(DeviceFaults::remote_error());
+            }
+            None => {}
         }
         Ok(true)
     }

@@ -7,7 +7,7 @@ use farandole_tensor::Finish;
 
 use super::memory;
 use super::nccl::Meeting;
-use crate::{DeviceCopy, DeviceFold, host_fold};
+use crate::{AdasumPair, AdasumResult, DeviceAdasum, DeviceCopy, DeviceFold, host_fold};
 
 /// One piece of work.
 #[derive(Debug)]
@@ -35,6 +35,7 @@ pub(super) enum Work {
         bytes: usize,
     },
     Fold(Box<OwnedFolding>),
+    Adasum(Box<OwnedAdasum>),
     /// Calls of a communicator, which happen when all its ranks have come to theirs.
     Meet(Meeting),
 }
@@ -61,7 +62,23 @@ pub(super) struct OwnedFolding {
     addresses: Vec<u64>,
 }
 
+#[derive(Debug)]
+pub(super) struct OwnedAdasum {
+    dtype: Dtype,
+    prescale: f64,
+    result: AdasumResult,
+    pairs: Vec<AdasumPair>,
+    targets: Vec<u64>,
+    scratch: u64,
+}
+
 impl Work {
+    pub(super) fn adasum(combining: &DeviceAdasum<'_>) -> Work {
+        let DeviceAdasum { dtype, prescale, result, pairs, targets, scratch } = *combining;
+        let (pairs, targets) = (pairs.to_vec(), targets.to_vec());
+        Work::Adasum(Box::new(OwnedAdasum { dtype, prescale, result, pairs, targets, scratch }))
+    }
+
     pub(super) fn fold(folding: &DeviceFold<'_>) -> Work {
         let DeviceFold { dtype, stored, op, prescale, finish, ranks, targets, elems, addresses } = *folding;
         let (elems, addresses) = (elems.to_vec(), addresses.to_vec());
@@ -78,6 +95,7 @@ impl Work {
             Work::ToHost { source, target, bytes } => memory::read(source, memory::pinned(target, bytes)),
             Work::FromHost { source, target, bytes } => memory::write(target, memory::pinned(source, bytes)),
             Work::Fold(folding) => folding.run(),
+            Work::Adasum(combining) => combining.run(),
         }
     }
 }
@@ -106,6 +124,25 @@ impl OwnedFolding {
             let inputs: Vec<Vec<u8>> = contributions.iter().map(input).collect();
             let result = host_fold::result(&self.lent(), &inputs);
             let targets = if targets.is_empty() { contributions } else { targets };
+            targets.iter().for_each(|address| memory::write(*address, &result));
+        }
+    }
+}
+
+impl OwnedAdasum {
+    fn run(&self) {
+        let OwnedAdasum { dtype, prescale, result, ref pairs, ref targets, scratch } = *self;
+        let combining = DeviceAdasum { dtype, prescale, result, pairs, targets, scratch };
+        // As the real one: what lies in scratch memory is lost, and it must be large enough.
+        let bytes = DeviceAdasum::scratch_bytes(pairs.iter().map(|pair| pair.elems));
+        memory::write(scratch, &vec![0xff; bytes as usize]);
+        let read = |address: u64, bytes: usize| {
+            let mut contents = vec![0; bytes];
+            memory::read(address, &mut contents);
+            contents
+        };
+        for (pair, targets) in pairs.iter().zip(targets.chunks(combining.width())) {
+            let result = host_fold::combination(&combining, pair, read);
             targets.iter().for_each(|address| memory::write(*address, &result));
         }
     }

@@ -1,20 +1,20 @@
 //! Adasum over links: whole vectors are exchanged at doubling distances and combined tensor by tensor.
 //!
-//! Let `p` be the largest power of two that is at most `n`. Of the first `2 (n - p)` ranks the even ones are *extras*:
-//! each gives its vector to its *stand-in*, the next rank, and gets the result at the end. The other ranks are *active*
-//! and have *seats*, counted in rank order. In round `k` the active ranks whose seats differ in bit `k` exchange all
-//! they have; both compute the same combination (it does not depend on which of two comes first), so all ranks end with
-//! the same bits.
+//! Who combines with whom is `plan::adasum`'s. *Extras* give their vectors to their *stand-ins* and get the result at
+//! the end. In round `k` the ranks whose *seats* differ in bit `k` exchange all they have; both compute the same
+//! combination (it does not depend on which of two comes first), so all ranks end with the same bits.
 //!
 //! The work buffer has two halves: this rank's vector, and the one that has just come in. Each *exchange* is a small
 //! schedule of one send, one receive, or both; when it is done the halves are combined, tensor by tensor, because the
 //! inner products that Adasum weighs by belong to whole tensors.
 //!
-//! Steps: `log2 p` exchanges, two more if there are extras. Bytes sent by each rank: `log2 p` times the bucket.
+//! Steps: `log2 p` exchanges with `p` seats, two more if there are extras. Bytes sent by each rank: `log2 p` times the
+//! bucket.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use farandole_plan::adasum::{Role, Seats};
 use farandole_plan::fuse::BucketPlan;
 use farandole_plan::{Arrival, Buffer, Dtype, Rank, Schedule, Span, Step};
 use farandole_tensor::adasum::combine;
@@ -96,29 +96,27 @@ fn exchanges(elems: u64, GroupRank { me, size }: GroupRank) -> VecDeque<Exchange
     let recv = |from: usize, span| Step::Recv { from: Rank::from(from), span, arrival: Arrival::Place };
     let exchange = |steps, after| Exchange { schedule: Arc::new(Schedule::new(steps)), after };
 
-    let me = me.index();
-    let power = 1usize << size.ilog2();
-    let extras = size - power;
-    let rank_of = |seat: usize| if seat < extras { 2 * seat + 1 } else { seat + extras };
-    let has_partner = me < 2 * extras;
-    if has_partner && me % 2 == 0 {
-        let steps = vec![send(me + 1), recv(me + 1, own)];
-        return VecDeque::from([exchange(steps, Combine::Nothing)]);
-    }
-    let seat = if has_partner { me / 2 } else { me - extras };
+    let seats = Seats::new(size);
+    let (seat, extra) = match seats.role(me.index()) {
+        Role::Extra { stand_in } => {
+            let steps = vec![send(stand_in), recv(stand_in, own)];
+            return VecDeque::from([exchange(steps, Combine::Nothing)]);
+        }
+        Role::Active { seat, extra } => (seat, extra),
+    };
     let mut exchanges = VecDeque::new();
-    if has_partner {
-        exchanges.push_back(exchange(vec![recv(me - 1, other)], Combine::Halves));
+    if let Some(extra) = extra {
+        exchanges.push_back(exchange(vec![recv(extra, other)], Combine::Halves));
     }
     let mut distance = 1;
-    while distance < power {
-        let partner = rank_of(seat ^ distance);
+    while distance < seats.count() {
+        let partner = seats.rank_of(seat ^ distance);
         let steps = vec![send(partner), recv(partner, other)];
         exchanges.push_back(exchange(steps, Combine::Halves));
         distance *= 2;
     }
-    if has_partner {
-        exchanges.push_back(exchange(vec![send(me - 1)], Combine::Nothing));
+    if let Some(extra) = extra {
+        exchanges.push_back(exchange(vec![send(extra)], Combine::Nothing));
     }
     exchanges
 }

@@ -113,9 +113,13 @@ impl Execution {
         }
     }
 
-    /// What was queued for devices to order among themselves.
+    /// What was queued and goes on without the host.
     pub(crate) fn take_queued(&mut self) -> Option<Queued> {
-        if let Execution::Device(run) = self { run.take_queued() } else { None }
+        match self {
+            Execution::Device(run) => run.take_queued(),
+            Execution::Nccl(run) => run.take_queued(),
+            _ => None,
+        }
     }
 
     /// How long devices took for what, if somebody wanted to know.

@@ -162,10 +162,23 @@ impl LinkRun {
 
     /// Does what can be done now.
     pub(crate) fn advance(&mut self, links: &mut dyn Links, buffers: &mut Buffers<'_>) -> Result<Progress> {
+        self.advance_until(usize::MAX, links, buffers)
+    }
+
+    /// The same, without this step and those behind it.
+    pub(crate) fn advance_until(
+        &mut self,
+        until: usize,
+        links: &mut dyn Links,
+        buffers: &mut Buffers<'_>,
+    ) -> Result<Progress> {
         let mut moved = self.push_out(links, buffers)?;
         let schedule = Arc::clone(&self.schedule);
         let before = self.step;
         while let Some(step) = schedule.steps.get(self.step) {
+            if self.step >= until {
+                return Ok(progress(moved));
+            }
             match self.take_step(step, links, buffers)? {
                 Progress::Done => {
                     self.step += 1;
@@ -183,7 +196,7 @@ impl LinkRun {
                 Progress::Moved => moved = true,
                 Progress::Pending => {
                     // What has come in may have let a peer go on, which may take what we want to send.
-                    return Ok(if moved { Progress::Moved } else { Progress::Pending });
+                    return Ok(progress(moved));
                 }
             }
         }
@@ -225,6 +238,11 @@ impl LinkRun {
             Some(Step::Recv { from, .. }) => Some(*from),
             _ => self.posted.iter().position(|queue| !queue.is_empty()).map(Rank::from),
         }
+    }
+
+    /// How many steps are taken.
+    pub(crate) fn taken(&self) -> usize {
+        self.step
     }
 
     /// Where the walk is: the number of its step, from one, and how many there are.

@@ -13,6 +13,7 @@ use farandole_plan::choose::{Choices, Means};
 use farandole_plan::device;
 use farandole_plan::fuse::BucketPlan;
 use farandole_plan::plane::{self, DeviceReach, Movement, Offer, Plane, Reach, Site};
+use farandole_plan::slices::{Slice, Sliced};
 use farandole_plan::{Collective, ReduceOp, Schedule};
 use farandole_transport::Mesh;
 
@@ -37,6 +38,8 @@ pub(crate) struct Prepared {
     pub(crate) layout: Layout,
     /// The steps on a built-in plane.
     pub(crate) schedule: Arc<Schedule>,
+    /// How they are sliced, in device memory between hosts.
+    pub(crate) slices: Arc<[Slice]>,
     /// What is moved in device memory.
     pub(crate) movement: Option<Arc<device::Movement>>,
     /// The mapped buffer that the bucket would like; zero: none.
@@ -51,13 +54,15 @@ pub(crate) struct Planes {
     choices: Choices,
     /// Larger buffers than this are not kept.
     fusion_limit_bytes: usize,
+    /// What travels together in device memory between hosts; zero: all of a shard.
+    slice_bytes: u64,
     /// What the group has for device memory.
     devices: DeviceReach,
     prepared: PlanCache<u64, Prepared>,
     barrier: Arc<Schedule>,
     store_policies: StorePolicies,
     offers: Vec<Offer>,
-    /// Stands for the table in use and the offers.
+    /// Stands for the table in use, the offers and the length of slices.
     hash: u64,
     added: Vec<Box<dyn PlaneGroup>>,
 }
@@ -68,19 +73,28 @@ impl Planes {
         here: GroupRank,
         choices: Choices,
         fusion_limit_bytes: usize,
+        slice_bytes: u64,
         devices: DeviceReach,
         added: Vec<(Offer, Box<dyn PlaneGroup>)>,
     ) -> Planes {
         let (offers, added): (Vec<Offer>, _) = added.into_iter().unzip();
-        let hash = choices.hash() ^ plane::hash(&offers);
+        // Any two numbers differ in it.
+        let hash = choices.hash() ^ plane::hash(&offers) ^ slice_bytes.rotate_left(32);
         let (prepared, barrier) = (PlanCache::new(), Arc::new(algorithm::barrier(here.size, here.me)));
         let store_policies = StorePolicies::default();
-        Planes { here, choices, fusion_limit_bytes, devices, prepared, barrier, store_policies, offers, hash, added }
-    }
-
-    /// Whether a bucket in device memory may take NCCL because it is faster at its size.
-    pub(crate) fn may_take_nccl(&self) -> bool {
-        self.devices.nccl && self.choices.takes_nccl()
+        Planes {
+            here,
+            choices,
+            fusion_limit_bytes,
+            slice_bytes,
+            devices,
+            prepared,
+            barrier,
+            store_policies,
+            offers,
+            hash,
+            added,
+        }
     }
 
     /// Chooses the plane of a bucket, its schedule and its memory; or finds what was chosen the last time.
@@ -99,16 +113,19 @@ impl Planes {
         let reach = Reach { windows, mapped_bytes: mapped_bytes_there, devices: self.devices };
         let plane = plane::choose(plan, reach, &self.offers, &self.choices);
         let layout = Layout::new(plan, plane, self.here, self.fusion_limit_bytes);
-        let schedule = match plane {
-            Plane::Device if !shares_memory(mesh) => Arc::new(shards::schedule(plan, mesh.topology(), self.here.me)),
-            Plane::Added(_) | Plane::Device | Plane::Nccl => Arc::new(Schedule::default()),
-            _ => Arc::new(self.make_schedule(plan, plane, mesh)),
+        let Sliced { schedule, slices } = match plane {
+            Plane::Device if !shares_memory(mesh) => {
+                shards::sliced(plan, mesh.topology(), self.here.me, self.slice_bytes)
+            }
+            Plane::Added(_) | Plane::Device | Plane::Nccl => Sliced::default(),
+            _ => Sliced { schedule: self.make_schedule(plan, plane, mesh), slices: Vec::new() },
         };
+        let (schedule, slices) = (Arc::new(schedule), Arc::from(slices));
         let wants_mapped =
             plan.staged && !plane.is_on_devices() && matches!(plan.collective, Collective::Allreduce { .. });
         let wants_mapped_bytes = if wants_mapped { Plane::Mapped.bytes(plan) as usize } else { 0 };
         let movement = plane.is_on_devices().then(|| Arc::new(device::Movement::new(plan, self.here.size)));
-        Prepared { plane, layout, schedule, movement, wants_mapped_bytes, mapped_bytes }
+        Prepared { plane, layout, schedule, slices, movement, wants_mapped_bytes, mapped_bytes }
     }
 
     /// What a rank takes a bucket to be, for its peers to compare: the bucket itself, and what its plane is chosen by.

@@ -116,7 +116,7 @@ impl Group {
         let begin = Begin { plane, table: &self.table, mesh: &self.mesh, here: self.here, descriptor, stopwatch };
         Some(match shares_memory {
             true => Execution::Device(Box::new(DeviceRun::begin(bucket, movement, begin))),
-            false => Execution::Hosts(Box::new(HostsRun::begin(bucket, movement, &prepared.schedule, begin))),
+            false => Execution::Hosts(Box::new(HostsRun::begin(bucket, movement, prepared, begin))),
         })
     }
 

@@ -55,7 +55,7 @@ impl Group {
             Leaving::No | Leaving::Asked => false,
             Leaving::Wanted => self.ask_to_leave(turn.now),
             Leaving::Agreed => {
-                let is_idle = self.transfers.is_idle();
+                let is_idle = self.transfers.is_idle() && !self.trails();
                 if is_idle {
                     self.say_goodbye(turn);
                 }
@@ -66,14 +66,18 @@ impl Group {
 
     fn ask_to_leave(&mut self, now: Duration) -> bool {
         // What a device computes for others is still to come.
-        let on_devices =
-            !self.computing.is_empty() || self.device.as_ref().is_some_and(|device| !device.trailing.is_empty());
-        let all_received = self.transfers.all_received() && !on_devices;
+        let all_received = self.transfers.all_received() && self.computing.is_empty() && !self.trails();
         if all_received {
             self.leaving = Leaving::Asked;
             self.member.close(now);
         }
         all_received
+    }
+
+    /// Whether something is queued on a device that was not seen done. A communicator of NCCL's ends in order only
+    /// after that.
+    fn trails(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| !device.trailing.is_empty())
     }
 
     /// The ranks have agreed that the group ends.
@@ -186,15 +190,20 @@ impl Group {
         // The others are told before this rank waits for its device.
         self.linger();
         drop(active);
+        let mut nccl = self.nccl.take();
         // Whoever sees the results of what is given up here finds that the group has failed.
         if let Some(device) = &mut self.device {
+            // What waits for other ranks in kernels of NCCL's goes on when its communicator is aborted.
+            if let Some(nccl) = nccl.take_if(|_| !device.trailing.is_empty()) {
+                nccl.give_up();
+            }
             let left = &self.left;
             device.give_up(self.mesh.windows.as_ref(), |rank| left[rank.index()]);
         }
         self.fail_requests(error, turn.now);
         self.record.group_error(&error.to_string(), turn.now);
         self.linger();
-        if let Some(nccl) = self.nccl.take() {
+        if let Some(nccl) = nccl {
             nccl.give_up();
         }
     }

@@ -76,6 +76,8 @@ pub(crate) struct Settings {
     pub(crate) agree: farandole_plan::agree::Settings,
     /// Larger buffers are not kept.
     pub(crate) fusion_limit_bytes: usize,
+    /// What travels together in device memory between hosts; the same on all ranks.
+    pub(crate) slice_bytes: u64,
     /// How long a bucket may stand still.
     pub(crate) wait: crate::wait_limits::WaitLimits,
     /// `None` if nobody watches.
@@ -167,7 +169,8 @@ impl Group {
         let maps_on_hosts = device.is_some() && maps_on_hosts(&mesh);
         let has_nccl = device.is_some() && nccl.is_some() && here.size > 1;
         let device_reach = settings.device_plane.reach(maps, maps_on_hosts, has_nccl);
-        let planes = Planes::new(here, choices, settings.fusion_limit_bytes, device_reach, added);
+        let (kept_bytes, slice_bytes) = (settings.fusion_limit_bytes, settings.slice_bytes);
+        let planes = Planes::new(here, choices, kept_bytes, slice_bytes, device_reach, added);
         let transfers = Transfers::new(here.me, &settings.ranks);
         let next_stall_check = settings.stall.map_or(Duration::MAX, |wait_limits| check_interval(&wait_limits));
         Group {
@@ -220,22 +223,38 @@ impl Group {
         }
     }
 
-    /// Whether what this request asks for can be ordered by devices: in memory that they map, and in the world's order
-    /// (`exec::device::ordered`). Which plane its bucket takes is known here only if its size does not count.
+    /// Whether what this request asks for can be ordered by devices: in memory that they map (`exec::device::ordered`)
+    /// or by NCCL (`exec::nccl`), and in the world's order.
     fn lets_run_ahead(&self, request: &Request) -> bool {
-        let is_mapped = self.device_reach.plane(&request.collective, request.dtype) == Some(Plane::Device);
-        let is_sure = is_mapped && !self.planes.may_take_nccl();
-        self.settings.id == GroupId::WORLD && is_sure && shares_memory(&self.mesh)
+        let queues = match self.device_reach.plane(&request.collective, request.dtype) {
+            Some(Plane::Device) => shares_memory(&self.mesh),
+            plane => plane == Some(Plane::Nccl),
+        };
+        self.settings.id == GroupId::WORLD && queues
+    }
+
+    /// When devices want to be looked at.
+    fn next_look_at_devices(&self) -> Duration {
+        let Some(device) = &self.device else { return Duration::MAX };
+        let is_suspicious = self.nccl.as_ref().is_some_and(NcclPlane::is_suspicious);
+        if is_suspicious { device.trailing.look_again() } else { device.trailing.next_look() }
     }
 
     /// Looks whether devices get on with what was queued there.
     fn watch_trailing(&mut self, turn: &TurnInput<'_>) -> Result<(), GroupError> {
-        let Some(device) = &mut self.device else { return Ok(()) };
-        if device.trailing.next_look() > turn.now {
+        if self.next_look_at_devices() > turn.now {
             return Ok(());
         }
+        let Some(device) = &mut self.device else { return Ok(()) };
         while let Some((operation, times)) = device.trailing.take_done(turn.now)? {
             self.record.device_took(operation, times, turn.now);
+        }
+        if let Some(nccl) = &mut self.nccl {
+            // After that: kernels of NCCL's end early when something has gone wrong.
+            nccl.watch()?;
+            if device.trailing.is_empty() {
+                nccl.note_idle();
+            }
         }
         let Some((waited, behind)) = device.stands_still(turn.now) else { return Ok(()) };
         let Some(waiting_for) = self.settings.wait.exceeded(waited) else { return Ok(()) };
@@ -347,8 +366,7 @@ impl Group {
         let deadline = self.active.as_ref().map_or(Duration::MAX, |active| {
             active.moved.saturating_add(self.settings.wait.shortest()).min(active.next_look())
         });
-        let trailing = self.device.as_ref().map_or(Duration::MAX, |device| device.trailing.next_look());
-        agreement.min(deadline).min(trailing).min(self.next_stall_check).min(self.probe_due())
+        agreement.min(deadline).min(self.next_look_at_devices()).min(self.next_stall_check).min(self.probe_due())
     }
 
     /// The driver is about to sleep: peers on this host must ring when they have moved. Without a running bucket there

@@ -5,6 +5,8 @@ mod harness;
 
 mod abort;
 mod collectives;
+mod device_adasum;
+mod device_hosts;
 mod devices;
 mod direct;
 mod direct_hosts;

@@ -8,16 +8,19 @@ use std::time::{Duration, Instant};
 use farandole_device::Error as DeviceError;
 use farandole_device::pretend::{Call as Fault, DeviceFaults, NcclEnds, PretendNccl};
 use farandole_engine::config::DevicePlaneChoice;
-use farandole_engine::{Config, Engine, Error, Hooks, wait_all};
+use farandole_engine::{Config, Engine, Error, Hooks, Outcome, Submission, wait_all};
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
 
-use crate::devices::{calls, check_all};
+use crate::devices::{calls, check_all, leave_together, there_or_failed};
 use crate::harness::pretend_device::{contents, hooks_with, hooks_with_nccl, moved, when_there};
 use crate::harness::reference::{Inputs, Solved};
 use crate::harness::{Transport, config, meetings, ranks, ranks_with, reduce, run_hooked, sum};
 
 /// What is promised for survivors, with room for a loaded machine: otherwise it would be a deadline of 20 s.
 const NAMED_WITHIN: Duration = Duration::from_secs(6);
+
+/// Streams are let go by an abort. Without one they would be when the group has given up waiting for them, after 2 s.
+const LET_GO_WITHIN: Duration = Duration::from_millis(1800);
 
 fn with(plane: DevicePlaneChoice) -> Config {
     Config { plane, ..config() }
@@ -53,6 +56,156 @@ fn ranks_of_several_hosts_get_the_bits_of_host_memory() {
 fn ranks_of_one_host_get_the_bits_of_host_memory_where_nccl_is_wanted() {
     let hooks = |rank| hooks_with_nccl(rank, PretendNccl::default());
     run_hooked(meetings(4, Transport::Device), with(DevicePlaneChoice::Nccl), hooks, |engine| check_exact(&engine));
+}
+
+/// Programs that run ahead get the same bits, whether all ranks do or only some: at the first time, when hosts wait,
+/// and later, when buckets are familiar.
+#[test]
+fn programs_that_run_ahead_get_the_same_bits() {
+    for size in [2, 3] {
+        ranks(size, Transport::Nccl, |engine| {
+            let all = exact_calls(engine.size());
+            for _ in 0..2 {
+                check_all(&engine, &all, |submission| moved(&engine, submission).running_ahead());
+            }
+            check_all(&engine, &all, |submission| {
+                let runs_ahead = engine.rank() == Rank(1);
+                Submission { runs_ahead, ..moved(&engine, submission) }
+            });
+        });
+    }
+}
+
+/// The outcome of a familiar bucket comes when it is queued, before any rank's data are there; the next is queued
+/// behind it.
+#[test]
+fn the_host_runs_ahead_of_nccl() {
+    let library = PretendNccl::default();
+    let lent = library.clone();
+    let hooks = move |rank| hooks_with_nccl(rank, lent.clone());
+    run_hooked(meetings(2, Transport::Nccl), with(DevicePlaneChoice::Auto), hooks, |engine| {
+        let mut outcomes = Vec::new();
+        for round in 0..20 {
+            let tensor = scaled(&format!("t{}", round % 2), vec![round as f32; 1000]);
+            let tensor = moved(&engine, tensor).running_ahead();
+            let ready = tensor.ready.clone().unwrap();
+            let outcome = engine.run(tensor).unwrap();
+            assert_eq!(outcome.after.is_some(), round >= 2, "the host waits for the first of each: round {round}");
+            outcomes.push((round, ready, outcome));
+        }
+        let is_late = |outcome: &Outcome| outcome.after.as_ref().is_some_and(|after| !after.has_happened().unwrap());
+        let late = outcomes.iter().filter(|(.., outcome)| is_late(outcome)).count();
+        assert!(late > 0, "all were done before the host had queued the last");
+        for (round, ready, outcome) in outcomes {
+            let result = contents(&when_there(outcome).into_result().unwrap());
+            assert!(ready.has_happened().unwrap(), "devices wait for data");
+            assert_eq!(result[..4], (2.0 * round as f32).to_ne_bytes());
+        }
+        // More is packed than before, and nothing is familiar any more.
+        for (elems, waits) in [(5000, true), (5000, false), (1000, true), (1000, false)] {
+            let outcome = engine.run(moved(&engine, scaled("t0", vec![1f32; elems])).running_ahead()).unwrap();
+            assert_eq!(outcome.after.is_none(), waits, "{elems} elements");
+            assert_eq!(contents(&when_there(outcome).into_result().unwrap())[..4], 2f32.to_ne_bytes());
+        }
+        engine.run(sum("both are here", vec![1f32])).unwrap();
+    });
+    assert_eq!(library.ends(), NcclEnds { joined: 2, ended: 2, aborted: 0 }, "in order, although it was queued");
+}
+
+/// A sum that is packed, and so unpacked behind NCCL's calls.
+fn scaled(name: &str, data: Vec<f32>) -> Submission {
+    let mut tensor = sum(name, data);
+    tensor.request.collective = Collective::Allreduce { op: ReduceOp::Sum, prescale: 2.0, postscale: 0.5 };
+    tensor
+}
+
+/// Runs a bucket until it is familiar, then once more; says how it was queued.
+fn queue_familiar(engine: &Engine) -> Outcome {
+    for _ in 0..2 {
+        let outcome = engine.run(moved(engine, scaled("gradient", vec![1f32; 1000])).running_ahead()).unwrap();
+        drop(when_there(outcome));
+    }
+    let outcome = engine.run(moved(engine, scaled("gradient", vec![1f32; 1000])).running_ahead()).unwrap();
+    assert!(outcome.after.is_some(), "it is queued, not done");
+    outcome
+}
+
+/// Streams that wait for a rank whose calls never come are let go when that rank is lost: by an abort, after the engine
+/// has said why.
+#[test]
+fn streams_that_wait_for_a_lost_rank_are_let_go() {
+    let libraries = [PretendNccl::default(), PretendNccl::default().stuck_after(2)];
+    let lent = libraries.clone();
+    let hooks = move |rank: usize| hooks_with_nccl(rank, lent[rank].clone());
+    run_hooked(meetings(2, Transport::Nccl), with(DevicePlaneChoice::Auto), hooks, |engine| {
+        let outcome = queue_familiar(&engine);
+        let after = outcome.after.clone().unwrap();
+        if engine.rank() == Rank(1) {
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!after.has_happened().unwrap());
+            engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+        }
+        let began = Instant::now();
+        while !after.has_happened().unwrap() {
+            assert!(began.elapsed() < LET_GO_WITHIN, "the stream is let go");
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        let failure = engine.failure().expect("the engine has failed before streams are let go").to_string();
+        assert!(failure.contains("rank 1 was killed"), "{failure}");
+    });
+    check_ends(&libraries, "a death of a rank that others' streams wait for");
+    assert_eq!(libraries[0].ends().aborted, 1);
+}
+
+/// A bucket that is queued and stands still for longer than the user allows ends the group.
+#[test]
+fn a_queued_bucket_that_stands_still_ends_the_group() {
+    let libraries = [PretendNccl::default(), PretendNccl::default().stuck_after(2)];
+    let lent = libraries.clone();
+    let hooks = move |rank: usize| hooks_with_nccl(rank, lent[rank].clone());
+    let config = Config { deadline: Duration::from_millis(500), ..with(DevicePlaneChoice::Auto) };
+    let errors = run_hooked(meetings(2, Transport::Nccl), config, hooks, |engine| {
+        let outcome = queue_familiar(&engine);
+        let began = Instant::now();
+        while engine.failure().is_none() {
+            assert!(began.elapsed() < Duration::from_secs(10), "the engine notices");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(when_there(outcome));
+        engine.failure().unwrap().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("FARANDOLE_TIMEOUT_SECONDS")), "{errors:?}");
+    check_ends(&libraries, "a deadline of a queued bucket");
+}
+
+/// NCCL notices something while buckets trail: a rank's end is named by the engine if it hears of it soon, and by
+/// NCCL's words otherwise.
+#[test]
+fn what_nccl_notices_of_a_queued_bucket_ends_the_group() {
+    for is_killed in [true, false] {
+        // Looks of joining and two buckets that hosts wait for are before it, whatever their number.
+        let libraries = [PretendNccl::default().failing_after(2), PretendNccl::default().stuck_after(2)];
+        let lent = libraries.clone();
+        let hooks = move |rank: usize| hooks_with_nccl(rank, lent[rank].clone());
+        let ended = run_hooked(meetings(2, Transport::Nccl), with(DevicePlaneChoice::Auto), hooks, move |engine| {
+            let outcome = queue_familiar(&engine);
+            if is_killed && engine.rank() == Rank(1) {
+                // NCCL has noticed by then, and nobody was told yet.
+                std::thread::sleep(Duration::from_millis(100));
+                engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+            }
+            let began = Instant::now();
+            while engine.failure().is_none() {
+                assert!(began.elapsed() < NAMED_WITHIN, "the engine notices");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(when_there(outcome));
+            engine.failure().unwrap().to_string()
+        });
+        let words = if is_killed { "rank 1 was killed" } else { "remote process exited" };
+        assert!(ended.iter().all(|error| error.contains(words)), "{ended:?}");
+        check_ends(&libraries, words);
+    }
 }
 
 /// Which collectives work in device memory, in groups on one host and across hosts.
@@ -123,6 +276,24 @@ fn run_until_failure(hooks: impl Fn(usize) -> Hooks, rounds: usize) -> Vec<Optio
     })
 }
 
+/// Runs the same allreduces again and again, ahead of devices, until one fails; says how it ended on each rank.
+fn run_ahead_until_failure(hooks: impl Fn(usize) -> Hooks, rounds: usize) -> Vec<Option<String>> {
+    let config = Config { deadline: Duration::from_secs(3), ..with(DevicePlaneChoice::Auto) };
+    run_hooked(meetings(2, Transport::Nccl), config, hooks, move |engine| {
+        for round in 0..rounds {
+            let tensor = moved(&engine, scaled(&format!("t{}", round % 2), vec![1f32; 3000])).running_ahead();
+            match engine.run(tensor).map(|outcome| there_or_failed(&engine, outcome)) {
+                Ok(Ok(outcome)) => {
+                    let result = contents(&outcome.into_result().unwrap());
+                    assert_eq!(result[..4], 2f32.to_ne_bytes());
+                }
+                Ok(Err(error)) | Err(error) => return Some(error.to_string()),
+            }
+        }
+        leave_together(&engine)
+    })
+}
+
 /// Every kind of call fails once on one rank, early or late; all ranks end with the cause.
 #[test]
 fn faults_are_named_on_all_ranks() {
@@ -145,7 +316,7 @@ fn faults_are_named_on_all_ranks() {
     ];
     let mut struck = 0;
     for (call, error, words) in strikes {
-        for after in [0, 1, 7] {
+        for (after, ahead) in [(0, false), (1, false), (7, false), (3, true), (7, true), (20, true)] {
             for victim in 0..2 {
                 let faults = DeviceFaults::default().at(call, after, error.clone());
                 let libraries: Vec<PretendNccl> = (0..2)
@@ -158,8 +329,8 @@ fn faults_are_named_on_all_ranks() {
                     let of_device = if rank == victim { faults.clone() } else { DeviceFaults::default() };
                     Hooks { nccl: Some(Arc::new(lent[rank].clone())), ..hooks_with(rank, of_device) }
                 };
-                let ended = run_until_failure(hooks, 6);
-                let which = format!("{call:?} after {after} on rank {victim}");
+                let ended = if ahead { run_ahead_until_failure(hooks, 8) } else { run_until_failure(hooks, 6) };
+                let which = format!("{call:?} after {after} on rank {victim}, ahead: {ahead}");
                 // Some calls are not made as often, and one rank alone asks for the id.
                 if ended.iter().any(Option::is_some) {
                     struck += 1;

@@ -31,7 +31,7 @@ use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
 
 /// Programs run unless told otherwise, half of them by each test, and the time after which no new one is begun.
 const PROGRAMS: u64 = 300;
-const TIME: Duration = Duration::from_secs(50);
+const TIME: Duration = Duration::from_secs(35);
 
 /// Somebody who runs ten thousand programs wants to see that they go on.
 const SAY_EVERY: u64 = 500;
@@ -293,8 +293,11 @@ fn config(transport: Transport) -> Config {
         | Transport::Nccl => Config::default().fusion_threshold_bytes,
     };
     let mut config = Config { fusion_threshold_bytes, ..harness::config() };
-    if transport == Transport::Nccl {
-        config.plane = DevicePlaneChoice::PreferNccl;
+    match transport {
+        Transport::Nccl => config.plane = DevicePlaneChoice::PreferNccl,
+        // Shorter than many tensors, and than the shards of large ones by far.
+        Transport::DeviceHosts => config.slice_bytes = 1 << 10,
+        _ => {}
     }
     config
 }

@@ -77,6 +77,21 @@ fn every_allreduce_holds_in_every_small_world() {
     }
 }
 
+/// The phase between hosts alone, in slices; with one rank on each host that is the whole allreduce.
+#[test]
+fn every_allreduce_across_hosts_holds_however_its_shard_is_sliced() {
+    for n in 1..=13 {
+        let topology = Topology::all_apart(n);
+        for (elems, slice_elems) in [(0, 3), (1, 1), (9, 4), (10, 1), (41, 1), (41, 6), (97, 20), (97, 0)] {
+            let sliced = |me| algorithm::allreduce_across(elems, slice_elems, &topology, me, &TIGHT);
+            let schedules: Vec<Schedule> = ranks(n).map(|me| sliced(me).schedule).collect();
+            if let Err(flaw) = verify::allreduce(&schedules, elems, &topology) {
+                panic!("{n} hosts, {elems} elements, {slice_elems} in a slice: {flaw}");
+            }
+        }
+    }
+}
+
 /// For each pair of ranks, whether the messages from the one to the other carry results, as the sender or the receiver
 /// sees it.
 fn result_messages(schedules: &[Schedule], elems: u64) -> [BTreeMap<(Rank, Rank), Vec<bool>>; 2] {

@@ -1,7 +1,15 @@
 //! What Adasum needs of whole vectors: three inner products, and a weighted sum. Both in f64 and in one fixed order.
 //!
-//! Element i of a tile goes to partial sum i mod 16, and the partial sums are added pairwise at the end. The order
-//! depends on nothing but the length, so every level and every rank gets the same bits.
+//! The order of addition depends on nothing but the length, so every level and every rank gets the same bits; and it
+//! suits devices as well as processors, so these do, too (`crates/device/src/cuda/kernels.cu` has the same order).
+//!
+//! - A vector is cut into *blocks* of 4096 elements, and a block into 16 *rows* of 256.
+//! - Element i of a row goes to *partial sum* i mod 16 of that row: there are 256 of them in a block, of 16 elements
+//!   each. A processor has those of one row in its registers, a device one in each of its threads.
+//! - The partial sums of a block are added pairwise: the second half of them to the first, until one is left.
+//! - The sum of block k goes to partial sum k mod 256 of the vector, and these are added pairwise, too.
+//!
+//! Where elements, rows or blocks are missing, zeros are added, which change nothing: no sum is ever -0.
 
 use farandole_plan::Dtype;
 use half::{bf16, f16};
@@ -11,8 +19,20 @@ use super::kernel::{TILE_ELEMS, Through};
 use super::level::{Instructions, Level, Portable};
 use super::number::Number;
 
-/// Partial sums: two of the widest registers for each product.
-const SUMS: usize = 16;
+/// Partial sums of a row: two of the widest registers for each product.
+const LANES: usize = 16;
+
+/// Elements of a row: 16 for each of its partial sums, so that adding these up takes little beside.
+const ROW_ELEMS: usize = 16 * LANES;
+
+/// Partial sums of a block, and of a vector: one for each thread of a device's block.
+const SUMS: usize = 256;
+
+/// Elements of a block.
+const BLOCK_ELEMS: usize = SUMS / LANES * ROW_ELEMS;
+
+/// Partial sums of the three products.
+type Sums = [[f64; SUMS]; 3];
 
 /// Inner products of two vectors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -112,9 +132,32 @@ unsafe fn dots<E: Lane, L: Instructions>(a: &[u8], b: &[u8]) -> Dots
 where
     E::Number: Through<f64>,
 {
-    let [mut both, mut first, mut second] = [[0.0f64; SUMS]; 3];
+    let [mut of_vector, mut of_block]: [Sums; 2] = [[[0.0; SUMS]; 3]; 2];
+    let block_bytes = BLOCK_ELEMS * E::ELEM_BYTES;
+    for (block, (a, b)) in a.chunks(block_bytes).zip(b.chunks(block_bytes)).enumerate() {
+        // SAFETY: the caller vouches for the level; both chunks have the same length.
+        let filled = unsafe { fill::<E, L>(&mut of_block, a, b) };
+        for (of_vector, of_block) in of_vector.iter_mut().zip(&mut of_block) {
+            of_vector[block % SUMS] += pairwise(of_block, filled);
+        }
+    }
+    let filled = a.len().div_ceil(block_bytes).min(SUMS);
+    let [both, first, second] = of_vector.each_mut().map(|sums| pairwise(sums, filled));
+    Dots { both, first, second }
+}
+
+/// The partial sums of a block, and how many of them there are.
+///
+/// # Safety
+/// The processor must have the level `L`; both slices have the same length, of one block at most.
+#[inline(always)]
+unsafe fn fill<E: Lane, L: Instructions>(sums: &mut Sums, a: &[u8], b: &[u8]) -> usize
+where
+    E::Number: Through<f64>,
+{
     let [mut x, mut y] = [[<E::Number as Number>::ZERO; TILE_ELEMS]; 2];
     let tile_bytes = TILE_ELEMS * E::ELEM_BYTES;
+    let mut filled = 0;
     for (a, b) in a.chunks(tile_bytes).zip(b.chunks(tile_bytes)) {
         let count = a.len() / E::ELEM_BYTES;
         // SAFETY: both chunks have `count` elements.
@@ -122,29 +165,40 @@ where
             E::load::<L>(&mut x[..count], a.as_ptr());
             E::load::<L>(&mut y[..count], b.as_ptr());
         }
-        // The last group is filled up with zeros, which add zero.
-        let padded = count.next_multiple_of(SUMS);
+        // The last elements are filled up with zeros.
+        let padded = count.next_multiple_of(LANES);
         x[count..padded].fill(E::Number::ZERO);
         y[count..padded].fill(E::Number::ZERO);
-        for (x, y) in x[..padded].as_chunks::<SUMS>().0.iter().zip(y[..padded].as_chunks::<SUMS>().0) {
-            for i in 0..SUMS {
-                let (x, y) = (x[i].into_wide(), y[i].into_wide());
-                both[i] += x * y;
-                first[i] += x * x;
-                second[i] += y * y;
+        for (x, y) in x[..padded].chunks(ROW_ELEMS).zip(y[..padded].chunks(ROW_ELEMS)) {
+            let [mut both, mut first, mut second] = [[0.0f64; LANES]; 3];
+            for (x, y) in x.as_chunks::<LANES>().0.iter().zip(y.as_chunks::<LANES>().0) {
+                for i in 0..LANES {
+                    let (x, y) = (x[i].into_wide(), y[i].into_wide());
+                    both[i] += x * y;
+                    first[i] += x * x;
+                    second[i] += y * y;
+                }
             }
+            for (sums, row) in sums.iter_mut().zip([both, first, second]) {
+                sums[filled..filled + LANES].copy_from_slice(&row);
+            }
+            filled += LANES;
         }
     }
-    Dots { both: pairwise(both), first: pairwise(first), second: pairwise(second) }
+    filled
 }
 
-fn pairwise(mut sums: [f64; SUMS]) -> f64 {
-    let mut width = SUMS / 2;
-    while width > 0 {
-        for i in 0..width {
-            sums[i] += sums[i + width];
-        }
+/// The sum of the first so many; what is behind them counts as zero.
+#[inline(always)]
+fn pairwise(sums: &mut [f64; SUMS], filled: usize) -> f64 {
+    let mut width = filled.next_power_of_two();
+    sums[filled..width].fill(0.0);
+    while width > 1 {
         width /= 2;
+        let (low, high) = sums.split_at_mut(width);
+        for (low, high) in low.iter_mut().zip(high) {
+            *low += *high;
+        }
     }
     sums[0]
 }
@@ -168,6 +222,51 @@ where
                 *x = E::Number::from_wide(x.into_wide() * factors[0] + y.into_wide() * factors[1]);
             }
             E::store::<L>(&x[..count], a.as_mut_ptr());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::as_bytes;
+
+    /// The order that the module's text describes, element by element.
+    fn in_that_order(a: &[f32], b: &[f32]) -> f64 {
+        let mut of_vector = [0.0; 256];
+        for (block, (a, b)) in a.chunks(4096).zip(b.chunks(4096)).enumerate() {
+            let mut of_block = [0.0; 256];
+            for (i, (a, b)) in a.iter().zip(b).enumerate() {
+                of_block[i / 256 * 16 + i % 16] += f64::from(*a) * f64::from(*b);
+            }
+            of_vector[block % 256] += halved(&of_block);
+        }
+        halved(&of_vector)
+    }
+
+    fn halved(sums: &[f64]) -> f64 {
+        match sums.split_at(sums.len() / 2) {
+            ([], sums) => sums[0],
+            (low, high) => halved(&low.iter().zip(high).map(|(low, high)| low + high).collect::<Vec<f64>>()),
+        }
+    }
+
+    #[test]
+    fn elements_are_added_in_the_order_that_devices_have() {
+        let numbers = |seed: u64, len: usize| -> Vec<f32> {
+            let number = |i: u64| ((i * 2 + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 * 1e-7 - 0.8;
+            (0..len as u64).map(number).collect()
+        };
+        // Miri takes minutes for a million elements.
+        let longest = if cfg!(miri) { 5000 } else { 258 * 4096 + 77 };
+        for len in [0, 1, 15, 16, 17, 255, 257, 700, 4095, 4096, 4097, 3 * 4096 + 1000, longest] {
+            let (a, b) = (numbers(1, len), numbers(2, len));
+            for level in Level::available() {
+                let dots = Vectors::new(Dtype::F32, level).unwrap().dots(as_bytes(&a), as_bytes(&b));
+                let expected =
+                    Dots { both: in_that_order(&a, &b), first: in_that_order(&a, &a), second: in_that_order(&b, &b) };
+                assert_eq!(dots, expected, "{len} elements, {level}");
+            }
         }
     }
 }

@@ -8,18 +8,18 @@
 //! 2. *Meet*: all ranks of the host have exposed theirs.
 //! 3. *Fold*: ranks that work for a device fold the contributions of the host into the shards, in device memory.
 //! 4. *Collect*: all shards of the host are folded.
-//! 5. *ToHost*: this rank's shard is copied to pinned host memory.
-//! 6. *Across*: the holders of this shard on all hosts combine theirs, over links (`plan::hierarchical`).
-//! 7. *ToDevice*: the result is copied back to the shard.
-//! 8. *Return*: all shards of the host are back.
-//! 9. *Spread*: ranks that work for a device store all shards, finished, with the ranks of that device.
-//! 10. *Settle*: all ranks of the host have done so. 11. *Unpack*: what was packed is copied back.
+//! 5. *Exchange*: the holders of this shard on all hosts combine theirs, over links (`plan::hierarchical`). For that it
+//!    is copied to pinned host memory and back, in slices, which overlaps with the network (`exchange`).
+//! 6. *Return*: all shards of the host are back.
+//! 7. *Spread*: ranks that work for a device store all shards, finished, with the ranks of that device.
+//! 8. *Settle*: all ranks of the host have done so. 9. *Unpack*: what was packed is copied back.
 //!
 //! Halves are partial sums in between, so shards are singles then (`plan::plane::carrier`). No rank writes a caller's
 //! memory before all ranks of all hosts have come: a shard needs its holders everywhere, and those need their hosts.
 //!
 //! Bytes: with `l` ranks on each of `h` hosts, each rank copies `1/l` of the bucket to the host and back, and sends
-//! `2 (h - 1) / (h l)` of it. Copies to the host and the network are not overlapped.
+//! `2 (h - 1) / (h l)` of it. Folding and spreading are not cut into slices: they run at the speed of device memory,
+//! some hundred times that of a network, and the ranks of a host would have to meet for each slice.
 
 use std::sync::Arc;
 
@@ -27,12 +27,13 @@ use farandole_device::{DeviceFold, Result as DeviceResult};
 use farandole_plan::agree::Bucket;
 use farandole_plan::device::Movement;
 use farandole_plan::fuse::BucketPlan;
-use farandole_plan::{Rank, ReduceOp, Schedule};
-use farandole_tensor::{Finish, Fold};
+use farandole_plan::{Rank, ReduceOp};
+use farandole_tensor::Finish;
 use farandole_trace::event::DeviceStep;
 use farandole_transport::shm::Windows;
 use farandole_transport::{Error, Mesh, Progress, Result};
 
+use super::exchange::Exchange;
 use super::in_flight::InFlight;
 use super::posting::{EndBytes, Told};
 use super::shards::Shards;
@@ -41,8 +42,8 @@ use super::tensors::{Stretch, Tensors};
 use super::work::{self, Places, Share};
 use super::{Begin, DevicePlane, local};
 use crate::bucket::GroupRank;
-use crate::exec::Buffers;
 use crate::exec::links::LinkRun;
+use crate::exec::planes::Prepared;
 use crate::pending::PendingTable;
 
 /// Marks by which the ranks of a host meet: contributions are there, shards are folded, shards are back.
@@ -70,7 +71,7 @@ pub(crate) struct HostsRun {
     failure: Option<Error>,
     /// Where everything lies on this host, once all have told.
     reached: Option<Reached>,
-    across: LinkRun,
+    exchange: Exchange,
     in_flight: InFlight,
 }
 
@@ -80,9 +81,7 @@ enum Stage {
     Meet,
     Fold,
     Collect,
-    ToHost,
-    Across,
-    ToDevice,
+    Exchange,
     Return,
     Spread,
     Settle,
@@ -100,21 +99,20 @@ struct Reached {
 
 impl HostsRun {
     /// Begins a bucket. A failure is kept until the run is first advanced.
-    pub(crate) fn begin(
-        bucket: &Bucket,
-        movement: &Arc<Movement>,
-        schedule: &Arc<Schedule>,
-        begin: Begin<'_>,
-    ) -> HostsRun {
+    pub(crate) fn begin(bucket: &Bucket, movement: &Arc<Movement>, prepared: &Prepared, begin: Begin<'_>) -> HostsRun {
         let Begin { plane, table, mesh, here, descriptor, stopwatch } = begin;
         let topology = mesh.topology();
         let locals = topology.ranks_on(topology.host_of(here.me)).to_vec();
+        let shards = Shards::new(&bucket.plan, locals.len());
+        let run = LinkRun::new(Arc::clone(&prepared.schedule), here.size, bucket.operation.0, descriptor);
+        let times = [stopwatch.another(), stopwatch.another()];
+        let exchange = Exchange::new(&prepared.slices, run, shards.carrier, reduction(&bucket.plan).0, times);
         let mut run = HostsRun {
             plan: Arc::clone(&bucket.plan),
             movement: Arc::clone(movement),
             here,
             local_rank: topology.local_rank(here.me),
-            shards: Shards::new(&bucket.plan, locals.len()),
+            shards,
             locals,
             tensors: Tensors::default(),
             ordinal: 0,
@@ -123,7 +121,7 @@ impl HostsRun {
             stage: Stage::Load,
             failure: None,
             reached: None,
-            across: LinkRun::new(Arc::clone(schedule), here.size, bucket.operation.0, descriptor),
+            exchange,
             in_flight: InFlight::timed_by(stopwatch),
         };
         if let Err(error) = run.load(plane, bucket, table, mesh.windows.as_ref()) {
@@ -165,12 +163,10 @@ impl HostsRun {
             }
             Stage::Fold => pass(self.in_flight.is_done()? && show(mesh, FOLDED)),
             Stage::Collect if met(mesh, FOLDED)? => {
-                self.copy_to_host(plane).map_err(|error| local("copying a shard to the host", error))?;
+                self.begin_exchange(plane).map_err(|error| local("copying a shard to the host", error))?;
                 Ok(Progress::Done)
             }
-            Stage::ToHost => pass(self.in_flight.is_done()?),
-            Stage::Across => self.go_across(plane, mesh),
-            Stage::ToDevice => pass(self.in_flight.is_done()? && show(mesh, RETURNED)),
+            Stage::Exchange => self.advance_exchange(plane, mesh),
             Stage::Return if met(mesh, RETURNED)? => {
                 self.spread(plane).map_err(|error| local("working on the device", error))?;
                 Ok(Progress::Done)
@@ -197,14 +193,23 @@ impl HostsRun {
 
     /// The driver is about to sleep: the device must wake it.
     pub(crate) fn fall_asleep(&mut self, plane: &mut DevicePlane) {
-        if let Err(error) = self.in_flight.fall_asleep(plane, self.ordinal) {
+        let asleep = self.in_flight.fall_asleep(plane, self.ordinal);
+        if let Err(error) = asleep.and_then(|()| self.exchange.fall_asleep(plane, self.ordinal)) {
             self.failure = Some(error);
         }
     }
 
     /// How long the device took for what.
     pub(crate) fn take_times(&mut self) -> Vec<(DeviceStep, u64)> {
-        self.in_flight.take_times()
+        let mut times = self.in_flight.take_times();
+        // However many slices there were, their copies are one step each way.
+        for (step, ns) in self.exchange.take_times() {
+            match times.iter_mut().find(|(timed, _)| *timed == step) {
+                Some((_, sum_ns)) => *sum_ns += ns,
+                None => times.push((step, ns)),
+            }
+        }
+        times
     }
 
     /// How far it has come, in words.
@@ -214,9 +219,7 @@ impl HostsRun {
             Stage::Meet => "waiting until the others of this host have their data",
             Stage::Fold => "folding on the device",
             Stage::Collect => "waiting until the others of this host have folded",
-            Stage::ToHost => "copying to the host",
-            Stage::Across => "exchanging with other hosts",
-            Stage::ToDevice => "copying to the device",
+            Stage::Exchange => self.exchange.progress(),
             Stage::Return => "waiting for what the others of this host exchange with other hosts",
             Stage::Spread => "storing results on the device",
             Stage::Settle => "waiting until the others of this host have stored results",
@@ -227,7 +230,7 @@ impl HostsRun {
     /// The peer that is waited for, if one can be named.
     pub(crate) fn waiting_for(&self, windows: Option<&Windows>) -> Option<Rank> {
         match self.stage {
-            Stage::Across => self.across.waiting_for(),
+            Stage::Exchange => self.exchange.waiting_for(),
             Stage::Meet | Stage::Collect | Stage::Return | Stage::Settle => {
                 let windows = windows?;
                 windows.first_absent().or_else(|| windows.last_behind()).map(|local_rank| windows.rank(local_rank))
@@ -287,36 +290,18 @@ impl HostsRun {
         self.in_flight.record(stream, step)
     }
 
-    fn copy_to_host(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
-        let (ordinal, Stretch { address, bytes }) = (self.ordinal, self.shard);
+    fn begin_exchange(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {
         let contributes = self.reached.as_ref().is_some_and(|reached| reached.places.iter().any(Option::is_some));
-        let (op, ..) = self.reduction();
-        let (stream, pinned) = plane.opened(ordinal)?.stream_and_pinned(bytes as usize)?;
-        if !contributes {
-            // All ranks of this host have joined.
-            Fold::new(self.shards.carrier, op).neutral(&mut pinned.bytes_mut()[..bytes as usize]);
-            return Ok(());
-        }
-        self.in_flight.begin(stream)?;
-        stream.copy_to_pinned(address, pinned, bytes as usize)?;
-        self.in_flight.record(stream, DeviceStep::Pack)
+        // Otherwise all ranks of this host have joined.
+        if contributes { Ok(()) } else { self.exchange.begin_neutral(plane.opened(self.ordinal)?, self.shard) }
     }
 
-    fn go_across(&mut self, plane: &mut DevicePlane, mesh: &mut Mesh) -> Result<Progress> {
-        let (ordinal, Stretch { address, bytes }) = (self.ordinal, self.shard);
-        let (op, ..) = self.reduction();
+    fn advance_exchange(&mut self, plane: &mut DevicePlane, mesh: &mut Mesh) -> Result<Progress> {
+        let ordinal = self.ordinal;
         let opened = plane.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
-        let (stream, pinned) =
-            opened.stream_and_pinned(bytes as usize).map_err(|error| local("allocating pinned memory", error))?;
-        let mut buffers = Buffers::new(&mut pinned.bytes_mut()[..bytes as usize], self.shards.carrier);
-        buffers.fold = Some(Fold::new(self.shards.carrier, op));
-        let progress = self.across.advance(mesh, &mut buffers)?;
+        let progress = self.exchange.advance(opened, mesh, self.shard)?;
         if progress == Progress::Done {
-            let copied = self.in_flight.begin(stream).and_then(|()| {
-                stream.copy_from_pinned(pinned, address, bytes as usize)?;
-                self.in_flight.record(stream, DeviceStep::Unpack)
-            });
-            copied.map_err(|error| local("copying a shard to the device", error))?;
+            show(mesh, RETURNED);
         }
         Ok(progress)
     }
@@ -380,8 +365,12 @@ impl HostsRun {
     }
 
     fn reduction(&self) -> (ReduceOp, f64, f64) {
-        self.plan.collective.reduction().expect("invariant: only allreduces cross hosts in shards")
+        reduction(&self.plan)
     }
+}
+
+fn reduction(plan: &BucketPlan) -> (ReduceOp, f64, f64) {
+    plan.collective.reduction().expect("invariant: only allreduces cross hosts in shards")
 }
 
 fn next(stage: Stage) -> Stage {
@@ -389,10 +378,8 @@ fn next(stage: Stage) -> Stage {
         Stage::Load => Stage::Meet,
         Stage::Meet => Stage::Fold,
         Stage::Fold => Stage::Collect,
-        Stage::Collect => Stage::ToHost,
-        Stage::ToHost => Stage::Across,
-        Stage::Across => Stage::ToDevice,
-        Stage::ToDevice => Stage::Return,
+        Stage::Collect => Stage::Exchange,
+        Stage::Exchange => Stage::Return,
         Stage::Return => Stage::Spread,
         Stage::Spread => Stage::Settle,
         Stage::Settle | Stage::Unpack => Stage::Unpack,

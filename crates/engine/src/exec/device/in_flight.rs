@@ -1,8 +1,9 @@
-//! What a run has queued on its device and not yet seen done: [`InFlight`].
+//! What a run has queued in one stream of its device and not yet seen done: [`InFlight`].
 //!
 //! A run that is dropped gives its bucket up. Before the bucket's memory goes back, what the run has queued must be
 //! over: dropping waits for that, but not for ever ([`GIVE_UP_AFTER`]).
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use farandole_device::{Event, Stream};
@@ -19,9 +20,9 @@ const GIVE_UP_AFTER: Duration = Duration::from_secs(2);
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
-    /// The last event in the stream behind something that uses memory of the bucket.
-    last: Option<Event>,
-    /// Whether the driver was asked to ring for it.
+    /// Events in the stream behind what uses memory of the bucket, the oldest first.
+    events: VecDeque<Event>,
+    /// Whether the driver was asked to ring for the oldest.
     rings: bool,
     stopwatch: Stopwatch,
 }
@@ -29,7 +30,7 @@ pub(crate) struct InFlight {
 impl InFlight {
     /// Nothing yet; what comes is timed by this stopwatch.
     pub(crate) fn timed_by(stopwatch: Stopwatch) -> InFlight {
-        InFlight { last: None, rings: false, stopwatch }
+        InFlight { events: VecDeque::new(), rings: false, stopwatch }
     }
 
     /// Something is about to be queued.
@@ -39,7 +40,7 @@ impl InFlight {
 
     /// It was queued.
     pub(crate) fn record(&mut self, stream: &Stream, step: DeviceStep) -> farandole_device::Result<()> {
-        (self.last, self.rings) = (Some(self.stopwatch.stop(stream, step)?), false);
+        self.events.push_back(self.stopwatch.stop(stream, step)?);
         Ok(())
     }
 
@@ -55,18 +56,26 @@ impl InFlight {
 
     /// Whether everything is done.
     pub(crate) fn is_done(&mut self) -> Result<bool> {
-        let Some(event) = &self.last else { return Ok(true) };
-        let happened = event.has_happened().map_err(|error| local("waiting for the device", error))?;
-        if happened {
-            (self.last, self.rings) = (None, false);
-            self.stopwatch.read();
+        Ok(self.under_way()? == 0)
+    }
+
+    /// How many of those that were recorded are not done.
+    pub(crate) fn under_way(&mut self) -> Result<usize> {
+        while let Some(oldest) = self.events.front() {
+            if !oldest.has_happened().map_err(|error| local("waiting for the device", error))? {
+                break;
+            }
+            (self.rings, _) = (false, self.events.pop_front());
+            if self.events.is_empty() {
+                self.stopwatch.read();
+            }
         }
-        Ok(happened)
+        Ok(self.events.len())
     }
 
     /// The driver is about to sleep: the device must wake it.
     pub(crate) fn fall_asleep(&mut self, plane: &mut DevicePlane, ordinal: u32) -> Result<()> {
-        let Some(event) = self.last.as_ref().filter(|_| !self.rings) else { return Ok(()) };
+        let Some(event) = self.events.front().filter(|_| !self.rings) else { return Ok(()) };
         plane.ring_after(ordinal, event).map_err(|error| local("waiting for the device", error))?;
         self.rings = true;
         Ok(())
@@ -75,7 +84,7 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let Some(event) = &self.last else { return };
+        let Some(event) = self.events.back() else { return };
         let began = Instant::now();
         // A device that has failed does nothing more.
         while matches!(event.has_happened(), Ok(false)) {

@@ -1,11 +1,11 @@
 //! Buckets in device memory.
 //!
 //! Ranks of one host see each other's device memory: each tells where its tensors lie (`tensors`, `posting`), and maps
-//! what the others tell. When all have their data, the ranks that work for a device (`plan::device`, `work`) read the
-//! contributions where they lie and store the results where they belong. Nothing is copied on the way, except where
-//! other processes cannot map a tensor: then it is packed into a fusion buffer on the device, which they can. Memory
-//! for results whose size only the agreement tells comes from `results`. `run` has the steps, which `stopwatch` times
-//! while a trace is kept.
+//! what the others tell. When all have their data, the ranks that work for a device (`plan::device`, `work`, `adasum`)
+//! read the contributions where they lie and store the results where they belong. Nothing is copied on the way, except
+//! where other processes cannot map a tensor: then it is packed into a fusion buffer on the device, which they can.
+//! Memory for results whose size only the agreement tells comes from `results`. `run` has the steps, which `stopwatch`
+//! times while a trace is kept.
 //!
 //! Ranks meet in one of two ways. Where the program waits for results on the host, through the same flags as on the
 //! host: *exposed* means that the contribution is there, *settled* that this rank has done its share and uses no memory
@@ -16,11 +16,14 @@
 //! [`DevicePlane`] is what a group keeps between buckets. It opens a device when the first bucket comes that has memory
 //! there: a job on processors does not pay for it.
 
+mod adasum;
+mod exchange;
 pub(crate) mod hosts;
 pub(crate) mod in_flight;
 mod ordered;
 pub(crate) mod packing;
 mod peer_words;
+mod pipeline;
 mod posting;
 mod results;
 mod run;
@@ -64,6 +67,10 @@ pub type OpenDevice = Arc<dyn Fn(u32) -> Result<Device> + Send + Sync>;
 /// failure within milliseconds.
 const GIVEN_UP_WITHIN: Duration = Duration::from_millis(300);
 
+/// How long a rank that needs more memory waits until it can give back what it had. Otherwise that is kept until it
+/// needs more again: device memory is scarce, but not as scarce as to hold everything up.
+const OUTGROWN_WITHIN: Duration = Duration::from_millis(100);
+
 /// See the module's text.
 pub(crate) struct DevicePlane {
     open: OpenDevice,
@@ -98,9 +105,22 @@ pub(crate) struct Opened {
     exports: Exports,
     results: ResultPool,
     fusion: Option<Allocation>,
+    /// What was too small, and after which event nothing uses it.
+    outgrown: Vec<(Event, Allocation)>,
     /// Where this rank's share of an allreduce between hosts is collected, and what it travels from.
     shard: Option<Allocation>,
+    /// What Adasum needs between its kernels.
+    scratch: Option<Allocation>,
     pinned: Option<Pinned>,
+    /// What comes back from there, beside what goes there.
+    returns: Option<Stream>,
+}
+
+/// What a shard goes to the host by, and comes back by.
+struct WaysToHost<'a> {
+    to_host: &'a Stream,
+    to_device: &'a Stream,
+    pinned: &'a mut Pinned,
 }
 
 /// What a run in device memory follows from, besides its bucket.
@@ -190,7 +210,7 @@ impl DevicePlane {
     pub(crate) fn stands_still(&self, now: Duration) -> Option<(Duration, Option<usize>)> {
         let (still, round) = self.trailing.stands_still(now)?;
         let PlaneWords::On(_, words) = &self.words else { return Some((still, None)) };
-        Some((still, words.first_behind(round)))
+        Some((still, round.and_then(|round| words.first_behind(round))))
     }
 
     /// The group has failed: lets go of what waits for peers, and waits until nothing is left on the device. Kernels of
@@ -261,23 +281,39 @@ impl Opened {
             exports,
             results: ResultPool::default(),
             fusion: None,
+            outgrown: Vec::new(),
             shard: None,
+            scratch: None,
             pinned: None,
+            returns: None,
         })
     }
 
     /// A fusion buffer of at least this size on the device.
     pub(crate) fn fusion(&mut self, bytes: usize) -> Result<&Allocation> {
-        grow(&mut self.fusion, bytes, &self.device, &self.stream)
+        grow(&mut self.fusion, &mut self.outgrown, bytes, &self.device, &self.stream)
     }
 
     /// Where a shard of this size lies on the device.
     fn shard(&mut self, bytes: usize) -> Result<u64> {
-        if bytes == 0 { Ok(0) } else { Ok(grow(&mut self.shard, bytes, &self.device, &self.stream)?.address()) }
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let shard = grow(&mut self.shard, &mut self.outgrown, bytes, &self.device, &self.stream)?;
+        Ok(shard.address())
     }
 
-    /// The stream, and pinned host memory of at least this size.
-    fn stream_and_pinned(&mut self, bytes: usize) -> Result<(&Stream, &mut Pinned)> {
+    /// Memory for numbers between kernels of a bucket.
+    fn scratch(&mut self, bytes: u64) -> Result<u64> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let scratch = grow(&mut self.scratch, &mut self.outgrown, bytes as usize, &self.device, &self.stream)?;
+        Ok(scratch.address())
+    }
+
+    /// Streams to copy by, and pinned host memory of at least this size.
+    fn ways_to_host(&mut self, bytes: usize) -> Result<WaysToHost<'_>> {
         let pinned = match self.pinned.take() {
             Some(pinned) if pinned.len_bytes() >= bytes => pinned,
             smaller => {
@@ -286,26 +322,41 @@ impl Opened {
                 self.device.allocate_pinned(bytes.next_power_of_two())?
             }
         };
-        Ok((&self.stream, self.pinned.insert(pinned)))
+        let returns = match self.returns.take() {
+            Some(returns) => returns,
+            None => self.device.stream()?,
+        };
+        let (to_device, pinned) = (self.returns.insert(returns), self.pinned.insert(pinned));
+        Ok(WaysToHost { to_host: &self.stream, to_device, pinned })
     }
 }
 
-/// Makes memory of a group at least so large.
+/// Makes memory of a group at least so large. The last use of a smaller piece is in the stream: buckets of a group run
+/// one after the other. Usually it is over; but what trails may wait for a rank that is lost, and whoever hears of that
+/// must not wait here.
 fn grow<'a>(
     memory: &'a mut Option<Allocation>,
+    outgrown: &mut Vec<(Event, Allocation)>,
     bytes: usize,
     device: &Device,
     stream: &Stream,
 ) -> Result<&'a Allocation> {
     match memory.take() {
-        Some(there) if there.len_bytes() >= bytes => Ok(memory.insert(there)),
-        smaller => {
-            // The last use of it is over: buckets of a group run one after the other, and its stream is in order.
-            stream.wait_until_empty()?;
-            drop(smaller);
-            Ok(memory.insert(device.allocate(bytes.next_power_of_two())?))
+        Some(there) if there.len_bytes() >= bytes => return Ok(memory.insert(there)),
+        Some(smaller) => outgrown.push((stream.record()?, smaller)),
+        None => {}
+    }
+    let begun = Instant::now();
+    while let Some((last_use, _)) = outgrown.last() {
+        if last_use.has_happened()? {
+            outgrown.clear();
+        } else if begun.elapsed() > OUTGROWN_WITHIN {
+            break;
+        } else {
+            std::thread::sleep(Duration::from_micros(20));
         }
     }
+    Ok(memory.insert(device.allocate(bytes.next_power_of_two())?))
 }
 
 impl fmt::Debug for DevicePlane {

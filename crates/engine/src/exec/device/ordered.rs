@@ -79,6 +79,9 @@ impl Ordered<'_> {
     ) -> DeviceResult<Queued> {
         let (opened, words) = plane.opened_with_words(ordinal)?;
         let words = words.ok_or_else(|| Error::Unavailable("the device's streams have no words".to_owned()))?;
+        let (plan, moves, size) = (self.plan, &*self.movement.moves, self.size);
+        let work = work.as_ref().map(|(share, places)| work::Work { plan, moves, places, share, size });
+        let scratch = opened.scratch(work.as_ref().map_or(0, work::Work::scratch_bytes))?;
         let (stream, round) = (&opened.stream, words.begin_round());
         let all: Vec<usize> = (0..told.len()).collect();
         self.tensors.ready.iter().try_for_each(|ready| stream.wait(ready))?;
@@ -88,10 +91,10 @@ impl Ordered<'_> {
             stopwatch.stop(stream, DeviceStep::Pack)?;
         }
         words.tell(stream, Tells::Exposed)?;
-        if let Some((share, places)) = work {
+        if let Some(work) = work {
             words.wait_for(stream, &all, Tells::Exposed)?;
             stopwatch.start(stream)?;
-            work::queue(stream, self.plan, &self.movement.moves, &places, &share, self.size)?;
+            work.queue(stream, scratch)?;
             stopwatch.stop(stream, DeviceStep::Fold)?;
             words.tell(stream, Tells::Settled)?;
         }
@@ -101,7 +104,8 @@ impl Ordered<'_> {
             self.shared.unpacking.queue(stream)?;
             stopwatch.stop(stream, DeviceStep::Unpack)?;
         }
-        Ok(Queued { event: stream.record()?, round, stopwatch, memory: Vec::new() })
+        let (event, round) = (stream.record()?, Some(round));
+        Ok(Queued { event, round, stopwatch, memory: Vec::new(), _packed: None })
     }
 }
 

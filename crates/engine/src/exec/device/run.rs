@@ -236,10 +236,14 @@ impl DeviceRun {
         plane.watch_sharing(ordinal, &told, windows);
         let Some(share) = work::Share::of(&told, windows.me()) else { return Ok(()) };
         let places = plane.translate_all(ordinal, &told, windows)?;
+        let (plan, moves, size) = (&*self.plan, &*self.movement.moves, self.here.size);
+        let work = work::Work { plan, moves, places: &places, share: &share, size };
         let opened = plane.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
+        let scratch = opened.scratch(work.scratch_bytes());
+        let scratch = scratch.map_err(|error| local("allocating scratch memory on the device", error))?;
         let stream = &opened.stream;
         self.in_flight.begin(stream).map_err(|error| local("recording an event", error))?;
-        let queued = work::queue(stream, &self.plan, &self.movement.moves, &places, &share, self.here.size);
+        let queued = work.queue(stream, scratch);
         if queued.map_err(|error| local("working on the device", error))? {
             self.in_flight.record(stream, DeviceStep::Fold).map_err(|error| local("recording an event", error))?;
         }

@@ -8,7 +8,8 @@ use farandole_device::DeviceFold;
 use farandole_plan::algorithm::{Tuning, allreduce_across};
 use farandole_plan::fuse::BucketPlan;
 use farandole_plan::plane::{self, Folding};
-use farandole_plan::{Dtype, Rank, ReduceOp, Schedule, Span, Topology, device};
+use farandole_plan::slices::Sliced;
+use farandole_plan::{Dtype, Rank, ReduceOp, Span, Topology, device};
 use farandole_tensor::Finish;
 
 use super::work::{Places, Share};
@@ -83,11 +84,12 @@ impl Shards {
     }
 }
 
-/// The steps of a rank's shard across the hosts.
-pub(crate) fn schedule(plan: &BucketPlan, topology: &Topology, me: Rank) -> Schedule {
+/// The steps of a rank's shard across the hosts, in slices of so many bytes; zero: in one.
+pub(crate) fn sliced(plan: &BucketPlan, topology: &Topology, me: Rank, slice_bytes: u64) -> Sliced {
     let shards = Shards::new(plan, topology.local_size(me));
-    let elems = shards.elems(topology.local_rank(me));
-    allreduce_across(elems, topology, me, &Tuning::for_dtype(shards.carrier))
+    let (elems, elem_bytes) = (shards.elems(topology.local_rank(me)), shards.carrier.size_bytes() as u64);
+    let slice_elems = if slice_bytes == 0 { 0 } else { (slice_bytes / elem_bytes).max(1) };
+    allreduce_across(elems, slice_elems, topology, me, &Tuning::for_dtype(shards.carrier))
 }
 
 /// Segments of a fold.

@@ -22,6 +22,11 @@ impl Stopwatch {
         Stopwatch { is_wanted: true, ..Stopwatch::default() }
     }
 
+    /// Another one, for another stream, that times if this one does.
+    pub(crate) fn another(&self) -> Stopwatch {
+        Stopwatch { is_wanted: self.is_wanted, ..Stopwatch::default() }
+    }
+
     /// Something is about to be queued.
     pub(crate) fn start(&mut self, stream: &Stream) -> Result<()> {
         if self.is_wanted {

@@ -8,9 +8,10 @@
 //! work uses.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farandole_device::Event;
+use farandole_device::{Allocation, Event};
 use farandole_plan::agree::Operation;
 use farandole_tensor::SharedOwner;
 use farandole_trace::event::DeviceStep;
@@ -34,10 +35,20 @@ type StepTimes = Vec<(DeviceStep, u64)>;
 pub(crate) struct Queued {
     /// Behind everything that the bucket does on the device.
     pub(crate) event: Event,
-    pub(super) round: u32,
+    /// By which the ranks whose data are not there can be found, where devices order the steps.
+    pub(super) round: Option<u32>,
     pub(super) stopwatch: Stopwatch,
     /// What its work uses.
     pub(crate) memory: Vec<SharedOwner>,
+    /// Where it is packed, if that may go before.
+    pub(super) _packed: Option<Arc<Allocation>>,
+}
+
+impl Queued {
+    /// One that ends with this event and is packed there; its ranks do not wait for each other through words.
+    pub(crate) fn without_words(event: Event, packed: Option<Arc<Allocation>>) -> Queued {
+        Queued { event, round: None, stopwatch: Stopwatch::default(), memory: Vec::new(), _packed: packed }
+    }
 }
 
 /// See the module's text. The oldest first.
@@ -64,7 +75,12 @@ impl Trailing {
 
     /// When it wants to be looked at.
     pub(crate) fn next_look(&self) -> Duration {
-        if self.queued.is_empty() { Duration::MAX } else { self.looked + LOOK_EVERY }
+        if self.queued.is_empty() { Duration::MAX } else { self.look_again() }
+    }
+
+    /// When it is time to look again, if there is a reason.
+    pub(crate) fn look_again(&self) -> Duration {
+        self.looked + LOOK_EVERY
     }
 
     /// Takes out a bucket that the device has done, with its times.
@@ -85,7 +101,7 @@ impl Trailing {
     }
 
     /// For how long nothing was done, and the round that is waited for.
-    pub(super) fn stands_still(&self, now: Duration) -> Option<(Duration, u32)> {
+    pub(super) fn stands_still(&self, now: Duration) -> Option<(Duration, Option<u32>)> {
         self.queued.front().map(|(_, first)| (now.saturating_sub(self.moved), first.round))
     }
 

@@ -1,14 +1,16 @@
 //! What a rank queues on its device for a bucket: the folds and copies of its share.
 //!
 //! The [`Share`] of a rank follows from where all tensors lie (`plan::device`); ranks that do not work for a device
-//! have none. Folds of a bucket become one launch, or a few where there are many tensors; so do copies.
+//! have none. Folds of a bucket become one launch, or a few where there are many tensors; so do copies. An Adasum,
+//! which is no fold, is in `adasum`.
 
 use farandole_device::{DeviceCopy, DeviceFold, Mappings, Result, Stream, Uuid};
+use farandole_plan::Collective;
 use farandole_plan::device::{self, Move, Receivers};
 use farandole_plan::fuse::BucketPlan;
-use farandole_plan::{Collective, ReduceOp};
 use farandole_tensor::Finish;
 
+use super::adasum::Combining;
 use super::posting::Told;
 
 /// Where a rank's tensors lie in this process: input and output of each, or nothing on a rank that has joined.
@@ -38,6 +40,16 @@ impl Share {
     /// That of the only rank of a host.
     pub(super) fn alone() -> Share {
         Share { folders: 1, folder: 0, serves: vec![true] }
+    }
+
+    /// Ranks that work.
+    pub(super) fn folders(&self) -> usize {
+        self.folders
+    }
+
+    /// This rank among them.
+    pub(super) fn folder(&self) -> usize {
+        self.folder
     }
 
     /// Whether this rank works for the device of another one.
@@ -85,22 +97,36 @@ pub(super) fn translate_shard(mappings: &mut Mappings, told: &Told) -> Result<u6
     Ok(mappings.translate(export)? + (address - export.base))
 }
 
-/// Queues this rank's share of a bucket, and says whether there was any.
-///
-/// # Errors
-/// If the driver refuses, or the device has failed.
-pub(super) fn queue(
-    stream: &Stream,
-    plan: &BucketPlan,
-    moves: &[Move],
-    places: &[Places],
-    share: &Share,
-    size: usize,
-) -> Result<bool> {
-    let folded = queue_folds(stream, plan, moves, places, share, size)?;
-    let copies = copies(plan, moves, places, share);
-    stream.copy(&copies)?;
-    Ok(folded || !copies.is_empty())
+/// What a rank does of a bucket.
+pub(super) struct Work<'a> {
+    pub(super) plan: &'a BucketPlan,
+    pub(super) moves: &'a [Move],
+    pub(super) places: &'a [Places],
+    pub(super) share: &'a Share,
+    /// Ranks of the group.
+    pub(super) size: usize,
+}
+
+impl Work<'_> {
+    /// Bytes of scratch memory that it takes.
+    pub(super) fn scratch_bytes(&self) -> u64 {
+        Combining::of(self.plan, self.places, self.share).map_or(0, |combining| combining.scratch_bytes())
+    }
+
+    /// Queues it, and says whether there was anything to do.
+    ///
+    /// # Errors
+    /// If the driver refuses, or the device has failed.
+    pub(super) fn queue(&self, stream: &Stream, scratch: u64) -> Result<bool> {
+        let Work { plan, moves, places, share, size } = *self;
+        if let Some(combining) = Combining::of(plan, places, share) {
+            return combining.queue(stream, scratch);
+        }
+        let folded = queue_folds(stream, plan, moves, places, share, size)?;
+        let copies = copies(plan, moves, places, share);
+        stream.copy(&copies)?;
+        Ok(folded || !copies.is_empty())
+    }
 }
 
 fn queue_folds(
@@ -112,7 +138,6 @@ fn queue_folds(
     size: usize,
 ) -> Result<bool> {
     let Some((op, prescale, postscale)) = plan.collective.reduction() else { return Ok(false) };
-    assert_ne!(op, ReduceOp::Adasum, "invariant: Adasum is no fold");
     let contributions: Vec<&Vec<(u64, u64)>> = places.iter().flatten().collect();
     let in_place = matches!(plan.collective, Collective::Allreduce { .. })
         && contributions.iter().all(|tensors| tensors.iter().all(|(input, output)| input == output));

@@ -4,6 +4,9 @@
 //! 2. *Call*: packing and NCCL's calls are queued. NCCL may take a while for that, too.
 //! 3. *Work*: they are in the stream, with unpacking and an event behind them. When that has happened, all is done.
 //!
+//! Where the program lets its streams wait for the results, and the bucket is a familiar one (`familiar`), it is over
+//! for the host when it is queued; the results are there after the event.
+//!
 //! A run holds the group's communicator. Dropped before it is done it gives the bucket up: the communicator is aborted,
 //! which ends what it has on the device, and the memory goes back when that is over, or after a while.
 
@@ -11,7 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_device::nccl::{NcclCommunicator, UNIQUE_ID_BYTES, UniqueId};
-use farandole_device::{DeviceCopy, DeviceFold, Error as DeviceError, Event, Result as DeviceResult, Stream};
+use farandole_device::{
+    Allocation, DeviceCopy, DeviceFold, Error as DeviceError, Event, Result as DeviceResult, Stream,
+};
 use farandole_plan::agree::Bucket;
 use farandole_plan::algorithm::{self, Tuning};
 use farandole_plan::device::Movement;
@@ -21,10 +26,13 @@ use farandole_tensor::{Finish, Fold, Region};
 use farandole_transport::{Error, Mesh, Progress, Result};
 
 use super::NcclPlane;
+use super::familiar::Kind;
 use super::program::{Program, Scaled};
+use super::suspicion::Suspicion;
 use crate::bucket::GroupRank;
 use crate::exec::Buffers;
-use crate::exec::device::tensors::Tensors;
+use crate::exec::device::tensors::{Stretch, Tensor, Tensors};
+use crate::exec::device::trailing::Queued;
 use crate::exec::device::{DevicePlane, local};
 use crate::exec::links::LinkRun;
 use crate::pending::PendingTable;
@@ -35,9 +43,6 @@ const LOOK_EVERY: Duration = Duration::from_micros(200);
 
 /// How often NCCL is asked whether anything has gone wrong while its work runs. The work's end rings.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
-
-/// How long the control lines have to name the rank whose end NCCL may have noticed first.
-const SUSPECT_FOR: Duration = Duration::from_millis(800);
 
 /// How long a run that is given up waits for the stream after its communicator was aborted.
 const GIVE_UP_AFTER: Duration = Duration::from_millis(500);
@@ -57,12 +62,17 @@ pub(crate) struct NcclRun {
     stage: Stage,
     /// Why it could not begin, until somebody is told.
     failure: Option<Error>,
-    /// An error of NCCL's that a peer's end may have caused, and since when it is known.
-    suspected: Option<(Error, Instant)>,
+    suspicion: Suspicion,
     /// Until all ranks know the id.
     telling: Option<Box<Telling>>,
     communicator: Option<NcclCommunicator>,
     program: Program,
+    /// Where it packs.
+    packed: Option<Arc<Allocation>>,
+    /// Whether the host need not wait for what it has queued.
+    runs_ahead: bool,
+    /// What devices go on with, once it is queued.
+    queued: Option<Queued>,
     /// Behind everything that was queued.
     last: Option<Event>,
     /// Whether the driver was asked to ring for it.
@@ -106,10 +116,13 @@ impl NcclRun {
             ordinal: 0,
             stage: Stage::Join,
             failure: None,
-            suspected: None,
+            suspicion: Suspicion::default(),
             telling: None,
             communicator: nccl.communicator.take(),
             program: Program::default(),
+            packed: None,
+            runs_ahead: false,
+            queued: None,
             last: None,
             rings: false,
         };
@@ -151,20 +164,22 @@ impl NcclRun {
                     Progress::Moved => return Ok(Progress::Moved),
                     Progress::Pending => None,
                 },
-                Stage::Join if self.is_ready()? => {
-                    self.call(device, nccl)?;
-                    Some(Stage::Call)
-                }
+                Stage::Join if self.is_ready()? && self.call(device, nccl)? => Some(Stage::Call),
                 Stage::Call if self.is_ready()? => {
                     self.unpack(device)?;
+                    if self.runs_ahead {
+                        self.leave_queued(nccl);
+                        return Ok(Progress::Done);
+                    }
                     Some(Stage::Work)
                 }
                 // Kernels of NCCL's end early when something has gone wrong.
                 Stage::Work if self.has_happened()? & self.is_ready()? => {
-                    if let Some(mut communicator) = self.communicator.take() {
-                        communicator.note_idle();
-                        nccl.communicator = Some(communicator);
+                    nccl.communicator = self.communicator.take();
+                    if device.trailing.is_empty() {
+                        nccl.note_idle();
                     }
+                    nccl.familiar.note_done(self.plan.hash);
                     return Ok(Progress::Done);
                 }
                 Stage::Join | Stage::Call | Stage::Work => None,
@@ -174,6 +189,11 @@ impl NcclRun {
                 None => return Ok(progress),
             }
         }
+    }
+
+    /// What was queued, if the host does not wait for it.
+    pub(crate) fn take_queued(&mut self) -> Option<Queued> {
+        self.queued.take()
     }
 
     /// Memory that was made for results, in the order of the requests of this rank.
@@ -194,7 +214,7 @@ impl NcclRun {
     /// After how long it wants to be advanced again, whatever happens.
     pub(crate) fn look_every(&self) -> Option<Duration> {
         match self.stage {
-            _ if self.suspected.is_some() => Some(WATCH_EVERY),
+            _ if self.suspicion.is_raised() => Some(WATCH_EVERY),
             Stage::Tell => None,
             Stage::Join | Stage::Call => Some(LOOK_EVERY),
             Stage::Work => Some(WATCH_EVERY),
@@ -265,19 +285,29 @@ impl NcclRun {
         Ok(())
     }
 
-    /// Queues packing and NCCL's calls.
-    fn call(&mut self, device: &mut DevicePlane, nccl: &mut NcclPlane) -> Result<()> {
+    /// Queues packing and NCCL's calls. Says whether it has: where memory that devices still use would be written or
+    /// given back by the host, it waits.
+    fn call(&mut self, device: &mut DevicePlane, nccl: &mut NcclPlane) -> Result<bool> {
+        let program = |packed| Program::new(&self.plan, &self.movement, self.here, &self.tensors.tensors, packed);
+        let wanted = program(0);
+        let (packed_bytes, packs_bytes) = (wanted.packed_bytes, self.packs_bytes(&wanted));
+        let trails = !device.trailing.is_empty();
+        if trails && (!wanted.neutral.is_empty() || !nccl.has_room(packed_bytes, packs_bytes)) {
+            return Ok(false);
+        }
+        let kind = nccl.familiar.meet(self.plan.hash, packs_bytes);
+        let has_tensors = !self.tensors.tensors.is_empty();
+        self.runs_ahead = kind == Kind::Familiar && self.tensors.runs_ahead && has_tensors;
         let ordinal = self.ordinal;
         let opened = device.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
         let communicator = self.communicator.as_mut().expect("invariant: a run that has joined has a communicator");
-        let program = |packed| Program::new(&self.plan, &self.movement, self.here, &self.tensors.tensors, packed);
-        let packed_bytes = program(0).packed_bytes as usize;
-        let packed = match packed_bytes {
-            0 => Ok(0),
-            bytes => nccl.fusion(communicator, &opened.device, bytes),
-        };
-        self.program = program(packed.map_err(|error| local("allocating a fusion buffer", error))?);
+        if packed_bytes > 0 {
+            let memory = nccl.memory(communicator, packed_bytes, packs_bytes, kind);
+            self.packed = Some(memory.map_err(|error| local("allocating a fusion buffer", error))?);
+        }
+        self.program = program(self.packed.as_ref().map_or(0, |memory| memory.address()));
         let queued = self.program.write_neutral(&self.plan, opened).and_then(|()| {
+            self.tensors.ready.iter().try_for_each(|ready| opened.stream.wait(ready))?;
             let prescale = self.plan.collective.reduction().map_or(1.0, |(_, prescale, _)| prescale);
             let types = |tensor| (tensor, self.plan.dtype);
             queue_scaled(&opened.stream, types, &self.program.packing, prescale, Finish::Nothing)?;
@@ -286,7 +316,8 @@ impl NcclRun {
         // From here on something may be in the stream.
         self.last = opened.stream.record().ok();
         queued.map_err(|error| local("packing on the device", error))?;
-        communicator.call(&opened.stream, &self.program.calls).map_err(|error| local("calling NCCL", error))
+        communicator.call(&opened.stream, &self.program.calls).map_err(|error| local("calling NCCL", error))?;
+        Ok(true)
     }
 
     /// NCCL's calls are in the stream: queues unpacking behind them.
@@ -306,16 +337,26 @@ impl NcclRun {
         unpacked.and(event.map(drop)).map_err(|error| local("unpacking on the device", error))
     }
 
-    /// Whether NCCL is through with what was begun last. Errors that a peer's end may have caused are held back for a
-    /// while: NCCL does not say whose it was, and the control lines do.
-    fn is_ready(&mut self) -> Result<bool> {
-        if let Some((error, since)) = self.suspected.take() {
-            if since.elapsed() > SUSPECT_FOR {
-                return Err(error);
-            }
-            self.suspected = Some((error, since));
-            return Ok(false);
+    /// What ranks pack for this plan, if they have not joined and their tensors are of the type that travels.
+    fn packs_bytes(&self, wanted: &Program) -> u64 {
+        let (tensors, dtype) = (&self.tensors.tensors, self.plan.dtype);
+        if !tensors.is_empty() && tensors.iter().all(|tensor| tensor.dtype == dtype) {
+            return wanted.packed_bytes;
         }
+        let nowhere = Tensor { input: Stretch::default(), output: Stretch::default(), dtype };
+        let tensors = vec![nowhere; self.plan.parts.len()];
+        Program::new(&self.plan, &self.movement, self.here, &tensors, 0).packed_bytes
+    }
+
+    /// The host goes on: the group has its communicator back while devices work.
+    fn leave_queued(&mut self, nccl: &mut NcclPlane) {
+        let event = self.last.take().expect("invariant: an event is recorded behind what was unpacked");
+        self.queued = Some(Queued::without_words(event, self.packed.take()));
+        nccl.communicator = self.communicator.take();
+    }
+
+    /// Whether NCCL is through with what was begun last.
+    fn is_ready(&mut self) -> Result<bool> {
         // An empty bucket needs none.
         let Some(communicator) = self.communicator.as_mut() else { return Ok(true) };
         let doing = match self.stage {
@@ -323,13 +364,7 @@ impl NcclRun {
             Stage::Call => "calling NCCL",
             Stage::Work => "working by NCCL",
         };
-        match communicator.is_ready() {
-            Err(error) if may_be_a_peers(&error) => {
-                self.suspected = Some((local(doing, error), Instant::now()));
-                Ok(false)
-            }
-            ready => ready.map_err(|error| local(doing, error)),
-        }
+        self.suspicion.is_ready(communicator, doing)
     }
 
     fn has_happened(&mut self) -> Result<bool> {
@@ -381,12 +416,6 @@ impl Program {
         }
         Ok(())
     }
-}
-
-/// Whether an error of NCCL's may come from the end of another rank: `ncclSystemError`, `ncclInternalError`, of which
-/// some versions make one when a connection breaks, and `ncclRemoteError`.
-fn may_be_a_peers(error: &DeviceError) -> bool {
-    matches!(error, DeviceError::Nccl { code: 2 | 3 | 6, .. })
 }
 
 /// Queues copies of elements that are scaled and finished on the way. Where there is nothing to do to them, elements

@@ -9,6 +9,7 @@ use farandole_engine::{Config, Engine, Error, Hooks, Outcome, Result, Submission
 use farandole_plan::{Collective, Dtype, Rank, ReduceOp};
 use farandole_tensor::Region;
 
+use super::pretend_device::{self, contents, moved};
 use super::strikes::{Run, strike_everywhere};
 use crate::harness::{self, reduce, request};
 
@@ -49,7 +50,7 @@ impl What {
             _ => 1.0,
         };
         if let Some(result) = outcome.into_result() {
-            let result = result.as_bytes().to_vec();
+            let result = contents(&result);
             assert!(result.chunks_exact(4).all(|x| f32::from_ne_bytes(x.try_into().unwrap()) == each), "{self:?}");
         }
     }
@@ -59,7 +60,7 @@ impl What {
 /// each other one, and a point that nobody passes alone.
 fn play(run: &Run, engine: &Engine, what: What, times: usize) -> Result<()> {
     for _ in 0..times {
-        what.check(engine.run(what.submission("gradient"))?, run.size);
+        what.check(engine.run(moved(engine, what.submission("gradient")))?, run.size);
     }
     run.main_part_ends(engine.rank());
     for _ in 0..2 {
@@ -82,12 +83,39 @@ pub fn strike_with(
     times: usize,
     planes: fn() -> Vec<Arc<dyn Plane>>,
 ) -> usize {
+    strike_hooked(what, sizes, medium, times, &harness::config(), &|| {
+        let planes = planes();
+        Box::new(move |_| Hooks { planes: planes.clone(), ..Hooks::default() })
+    })
+}
+
+/// As [`strike`], with tensors on pretended devices where the engine takes them there, and slices of so many bytes.
+pub fn strike_on_devices(
+    what: What,
+    sizes: impl IntoIterator<Item = usize>,
+    medium: Medium,
+    slice_bytes: u64,
+) -> usize {
+    let config = Config { slice_bytes, ..harness::config() };
+    strike_hooked(what, sizes, medium, 2, &config, &|| Box::new(pretend_device::hooks))
+}
+
+/// Makes the hooks of all ranks of a run.
+type MakeHooks<'a> = &'a (dyn Fn() -> Box<dyn Fn(usize) -> Hooks> + Sync);
+
+fn strike_hooked(
+    what: What,
+    sizes: impl IntoIterator<Item = usize>,
+    medium: Medium,
+    times: usize,
+    config: &Config,
+    hooks: MakeHooks<'_>,
+) -> usize {
     let program = |run: &Run| -> Vec<Option<Error>> {
         let enter = |rank| Box::new(run.thread_world.enter(Rank::from(rank))) as Box<dyn Connector>;
-        let config = Config { deadline: run.deadline, ..harness::config() };
+        let config = Config { deadline: run.deadline, ..config.clone() };
         let meetings = (0..run.size).map(enter).collect();
-        let planes = planes();
-        harness::run_hooked(meetings, config, |_| Hooks { planes: planes.clone(), ..Hooks::default() }, {
+        harness::run_hooked(meetings, config, hooks(), {
             let run = run.clone();
             move |engine| play(&run, &engine, what, times).err()
         })

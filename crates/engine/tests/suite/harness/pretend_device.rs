@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use farandole_device::pretend::{DeviceFaults, Pretend, PretendNccl};
+use farandole_device::pretend::{CopyLog, DeviceFaults, Pretend, PretendNccl};
 use farandole_device::{Device, DeviceCopy, Uuid};
 use farandole_engine::config::DevicePlaneChoice;
 use farandole_engine::{Engine, Hooks, OpenDevice, Outcome, Submission};
@@ -19,7 +19,16 @@ const DELAY_LOOKS: u32 = 3;
 
 /// Hooks with a device for this rank, which has faults.
 pub fn hooks_with(rank: usize, faults: DeviceFaults) -> Hooks {
-    let device = Pretend::with(DELAY_LOOKS, faults).sharing(uuid(rank)).device();
+    hooks_of(rank, Pretend::with(DELAY_LOOKS, faults))
+}
+
+/// Hooks with a device for this rank that notes its copies to and from the host.
+pub fn hooks_noting(rank: usize, copies: CopyLog) -> Hooks {
+    hooks_of(rank, Pretend::with(DELAY_LOOKS, DeviceFaults::default()).noting(copies))
+}
+
+fn hooks_of(rank: usize, device: Pretend) -> Hooks {
+    let device = device.sharing(uuid(rank)).device();
     let open: OpenDevice = Arc::new(move |_| Ok(device.clone()));
     Hooks { devices: Some(open), ..Hooks::default() }
 }
