@@ -30,7 +30,7 @@ pub(super) fn sentence(generations: &Generations) -> String {
 /// What the rest of the report is about.
 pub(super) fn scope(generations: &Generations) -> String {
     format!(
-        "What follows is about generation {}, between recoveries; `--generation N` shows another.",
+        "What follows is about generation {}, between recoveries; with --generation N it is about another.",
         generations.shown
     )
 }

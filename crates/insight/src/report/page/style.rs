@@ -53,7 +53,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: .25rem .9rem .25rem 0; text-align: right; border-bottom: 1px solid var(--line); font-weight: 400; white-space: nowrap; }
 th[scope=row], th:first-child { text-align: left; }
 th[scope=col] { color: var(--soft); }
-td.words, th:last-child { text-align: left; } td.words { white-space: normal; min-width: 14rem; }
+td.words, th:last-child { text-align: left; } td.words { white-space: normal; min-width: 6rem; }
 #generations h3 { margin-top: 1.2rem; }
 .depth1 { padding-left: 1.2rem; } .depth2 { padding-left: 2.4rem; } .depth3 { padding-left: 3.6rem; }
 @media (max-width: 36rem) {
