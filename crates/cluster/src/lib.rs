@@ -8,6 +8,7 @@
 //! - [`launch`]: starts a job on one host or many ([`launch::run`] with a [`launch::JobSpec`]). The launcher decides;
 //!   an agent on each host obeys.
 //! - [`membership`]: the [`membership::Endpoint`] by which members of an elastic job agree on generations.
+//! - [`streaming`]: the state of a training, for a process that is about to join, while the members go on.
 //! - [`live`]: the state of a running job for `farandole top` and for Prometheus.
 //! - [`channel`]: encrypted messages between processes that hold the job's key.
 //!
@@ -29,6 +30,7 @@ pub mod live;
 mod mailbox;
 pub mod membership;
 pub mod rendezvous;
+pub mod streaming;
 
 #[cfg(test)]
 #[path = "../../../fuzz/seeds.rs"]

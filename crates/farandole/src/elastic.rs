@@ -10,11 +10,17 @@
 //! which somebody is lost before all are connected is left at once for the next one (`setup`).
 //!
 //! [`Training`] is a training loop that does all of this by itself: steps that count on all ranks or on none, a state
-//! that goes from memory to memory, and every sample once.
+//! that goes from memory to memory, and every sample once. A process that joins can have got that state before
+//! ([`StreamedState`]). Front ends with a training of their own do the same with [`state_source`] and
+//! [`Setup::before_joining`](crate::Setup::before_joining).
 
+mod follower;
+mod joining;
 mod samples;
+mod sources;
 mod standing;
 mod state;
+mod streamed;
 mod training;
 
 use std::collections::BTreeMap;
@@ -23,16 +29,21 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use farandole_cluster::membership::{Endpoint, EndpointOptions, Generation, Limits, Loss, LossNotice, MemberId};
+use farandole_cluster::streaming::StreamPeer;
 use farandole_cluster::{ElasticMember, Entry, Environment, FailureKind, Lifeline, RendezvousAccess};
 use farandole_plan::Rank;
 use farandole_trace::{GenerationView, clock};
 
 use crate::error::{Error, Result};
 
+pub use farandole_cluster::streaming::{StateSource, Streamed};
 pub use samples::{SamplePlace, Samples, StepBatch};
+pub use sources::{BeforeJoining, Sources, StateStream};
 pub use state::{ElasticState, WorldChange};
 #[cfg(any(feature = "burn", feature = "candle"))]
 pub(crate) use state::{joined, misfit, parted};
+pub(crate) use streamed::contact as stream_contact;
+pub use streamed::{StateUpdate, StreamedState, Streaming, digest as state_digest, source as state_source};
 pub use training::{Builder, LossPolicy, StepOutcome, Training};
 
 /// This process's part in its elastic job, from the first `init` on.
@@ -48,6 +59,8 @@ pub(crate) struct Member {
     endpoint: Endpoint,
     lifeline: Lifeline,
     timeout: Duration,
+    /// Where members send their states, for a process that joins, until it has asked.
+    sources: Mutex<Option<Sources>>,
     /// The first generation, until it is entered.
     founded: Mutex<Option<Arc<Generation>>>,
     /// How it has come to the generation that it is in, or on the way to. Locked by whoever calls `init`.
@@ -155,7 +168,7 @@ impl Member {
         let rendezvous = access.rendezvous.clone().expect("invariant: an elastic job has a launcher");
         let deadline = Instant::now() + elastic.timeout;
         let (entry, lifeline) = rendezvous.with_silence(silence).enter(elastic.number, &brought.encode(), deadline)?;
-        let mut founded = None;
+        let (mut founded, mut sources) = (None, None);
         match entry {
             Entry::Founding(generation) => {
                 let read = |(number, blob): &(u64, Vec<u8>)| {
@@ -165,12 +178,22 @@ impl Member {
                 founded = Some(endpoint.found(id, generation.members.iter().map(read).collect::<Result<_>>()?));
             }
             Entry::Joining { seeds } => {
-                let contacts = seeds.iter().filter_map(|seed| Brought::decode(seed)).map(|seed| seed.contact);
-                endpoint.join(id, contacts.collect());
+                let seeds: Vec<Brought> = seeds.iter().filter_map(|seed| Brought::decode(seed)).collect();
+                let (key, job, host) = (access.key.clone(), access.job, host.to_owned());
+                let own = StreamPeer { key, job, host, member: elastic.number };
+                sources = Some(Sources::among(own, seeds.iter().map(|seed| &seed.payload[..])));
+                endpoint.join(id, seeds.into_iter().map(|seed| seed.contact).collect());
             }
         }
-        let (timeout, founded) = (elastic.timeout, Mutex::new(founded));
-        Ok(Member { id, endpoint, lifeline, timeout, founded, passage: Mutex::default(), told: Mutex::default() })
+        let (timeout, founded, sources) = (elastic.timeout, Mutex::new(founded), Mutex::new(sources));
+        let (passage, told) = (Mutex::default(), Mutex::default());
+        Ok(Member { id, endpoint, lifeline, timeout, sources, founded, passage, told })
+    }
+
+    /// Where members send their states, if this process joins and has not asked before.
+    pub(crate) fn take_sources(&self) -> Option<Sources> {
+        let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner).take();
+        sources.filter(|sources| !sources.contacts.is_empty())
     }
 
     /// How long it waits for a generation.
@@ -336,8 +359,17 @@ impl std::fmt::Debug for Losses {
 
 /// Whether this process is a member of an elastic job, as its environment says.
 pub fn is_enabled() -> bool {
-    static IS_ENABLED: OnceLock<bool> = OnceLock::new();
-    *IS_ENABLED.get_or_init(|| Environment::from_process().is_ok_and(|environment| environment.elastic.is_some()))
+    elastic_member().is_some()
+}
+
+/// Whether nobody can join a job of so many ranks.
+pub fn is_full(ranks: usize) -> bool {
+    elastic_member().is_none_or(|elastic| ranks >= elastic.max_np)
+}
+
+fn elastic_member() -> Option<&'static ElasticMember> {
+    static MEMBER: OnceLock<Option<ElasticMember>> = OnceLock::new();
+    MEMBER.get_or_init(|| Environment::from_process().ok().and_then(|environment| environment.elastic)).as_ref()
 }
 
 /// The number of the generation that this process is in, if its job is elastic and it has entered one.

@@ -2,8 +2,8 @@
 //! the same on all.
 //!
 //! ```text
-//! u8 format 3 · u8 devices · u32 version of NCCL (0: none) · why there is none · u8 settings · each: name, value ·
-//! contact (the rest); texts are a u16 length and bytes
+//! u8 format 4 · u8 devices · u32 version of NCCL (0: none) · why there is none · u8 settings · each: name, value ·
+//! where it streams its state (a u16 length and bytes) · contact (the rest); texts are a u16 length and bytes
 //! ```
 //! Numbers are little-endian. All ranks get all introductions, so a difference between settings ends `init` on every
 //! rank, with the same words, before any of them connects to another. Decoding is total: any bytes give an
@@ -17,7 +17,7 @@ use farandole_transport::contact::Contact;
 
 use crate::error::{Error, Result};
 
-const FORMAT: u8 = 3;
+const FORMAT: u8 = 4;
 
 /// One rank, as it introduces itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub(crate) struct Introduction {
     pub(crate) has_devices: bool,
     /// The version of its NCCL, or why it has none.
     pub(crate) nccl: std::result::Result<Version, String>,
+    /// Where it sends its state to processes that join; empty if it does not.
+    pub(crate) stream: Vec<u8>,
 }
 
 /// What a rank knows of all others.
@@ -55,7 +57,7 @@ impl Introduction {
             (settings::PLANE.name, config.plane.show()),
         ];
         let settings = settings.map(|(name, value)| (name.to_owned(), value)).into();
-        Introduction { settings, contact, has_devices, nccl }
+        Introduction { settings, contact, has_devices, nccl, stream: Vec::new() }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -70,11 +72,13 @@ impl Introduction {
         for text in self.settings.iter().flat_map(|(name, value)| [name, value]) {
             put_text(&mut bytes, text);
         }
+        bytes.extend_from_slice(&(self.stream.len() as u16).to_le_bytes());
+        bytes.extend_from_slice(&self.stream);
         bytes.extend_from_slice(&self.contact.encode());
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Option<Introduction> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Introduction> {
         let (&[format, has_devices], rest) = bytes.split_first_chunk()?;
         if format != FORMAT {
             return None;
@@ -88,7 +92,10 @@ impl Introduction {
         let (&count, mut rest) = rest.split_first()?;
         let mut setting = || Some((take_text(&mut rest)?, take_text(&mut rest)?));
         let settings = (0..count).map(|_| setting()).collect::<Option<Vec<_>>>()?;
-        Some(Introduction { settings, contact: Contact::decode(rest)?, has_devices: has_devices != 0, nccl })
+        let (length, rest) = rest.split_first_chunk()?;
+        let (stream, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
+        let (contact, stream) = (Contact::decode(rest)?, stream.to_vec());
+        Some(Introduction { settings, contact, has_devices: has_devices != 0, nccl, stream })
     }
 }
 
@@ -191,7 +198,7 @@ mod tests {
 
     #[test]
     fn an_introduction_survives_the_rendezvous_and_no_part_of_it_does() {
-        let whole = introduction(Protection::Encrypt);
+        let whole = Introduction { stream: vec![7; 90], ..introduction(Protection::Encrypt) };
         let bytes = whole.encode();
         assert_eq!(Introduction::decode(&bytes), Some(whole));
         assert!((0..bytes.len()).all(|end| Introduction::decode(&bytes[..end]).is_none()));

@@ -33,7 +33,7 @@ use farandole_transport::{Countdown, Protection};
 
 use crate::accelerators::{devices_of, nccl_of, nccl_refuses, prefers_nccl};
 use crate::bond::Bond;
-use crate::elastic::Member;
+use crate::elastic::{BeforeJoining, Member, Sources, stream_contact};
 use crate::error::{Error, Result};
 use crate::introduction::{self, Introduced, Introduction};
 use crate::measured;
@@ -80,6 +80,9 @@ pub struct Setup {
     pub nccl: Option<SharedLibrary>,
     /// Files in which NCCL may be, where neither the process nor the dynamic linker knows it.
     pub nccl_files: Vec<PathBuf>,
+    /// Called in a process that joins an elastic job whose members stream their states, before it becomes a candidate.
+    /// [`Training`](crate::elastic::Training) does without it.
+    pub before_joining: Option<BeforeJoining>,
 }
 
 impl fmt::Debug for Setup {
@@ -106,6 +109,7 @@ impl Default for Setup {
             devices: None,
             nccl: None,
             nccl_files: Vec::new(),
+            before_joining: None,
         }
     }
 }
@@ -119,6 +123,13 @@ fn start_timeout() -> Duration {
 impl Setup {
     /// Makes this process a rank of its job.
     pub fn init(self) -> Result<World> {
+        let before_joining = self.before_joining.clone();
+        self.init_after(move |sources| before_joining.iter().for_each(|get_state| get_state.call(sources.clone())))
+    }
+
+    /// The same. A process that joins a job whose members stream their states calls `get_state` before it becomes a
+    /// candidate, and no other one does.
+    pub(crate) fn init_after(self, mut get_state: impl FnMut(Sources)) -> Result<World> {
         settings::log_to_stderr();
         let environment = self.environment.clone().map_or_else(Environment::from_process, Ok)?;
         // What this process can get wrong by itself comes first: nobody has met anybody, and it may try again.
@@ -129,7 +140,7 @@ impl Setup {
         let nccl = self.nccl.clone().map_or_else(|| nccl_of(&settled.config, &self.nccl_files), Ok);
         loop {
             let has = has(&devices, &nccl);
-            let peers = Peers::meet(environment.clone(), &settled, has, self.address, self.patience)?;
+            let peers = Peers::meet(environment.clone(), &settled, has, (self.address, self.patience), &mut get_state)?;
             let bond = Arc::clone(&peers.bond);
             match self.clone().begin(peers, settled.clone(), devices.clone(), nccl.clone()) {
                 // Somebody was lost before all were connected; the others come to the next generation, too.
@@ -251,8 +262,8 @@ impl Peers {
         environment: Environment,
         settled: &Settled,
         (has_devices, nccl): Has,
-        address: Option<IpAddr>,
-        patience: Duration,
+        (address, patience): (Option<IpAddr>, Duration),
+        get_state: &mut dyn FnMut(Sources),
     ) -> Result<Peers> {
         let countdown = Countdown::new(patience);
         let access = environment.open(Instant::now() + countdown.left())?;
@@ -261,12 +272,16 @@ impl Peers {
             None => access.listen_at.clone(),
         };
         let listener = Arc::new(Listener::bind_for(access.job, listen_at, &access.key)?);
-        let own = Introduction::new(listener.contact(environment.host.clone()), &settled.config, has_devices, nccl);
+        let mut own = Introduction::new(listener.contact(environment.host.clone()), &settled.config, has_devices, nccl);
         let mut environment = environment;
         let (generation, blobs, bond) = match environment.elastic {
             Some(elastic) => {
+                own.stream = stream_contact(&access, &environment.host, elastic.number);
                 let payload = own.encode();
                 let member = Member::get(&elastic, &access, &environment.host, settled.silence, &payload)?;
+                if let Some(sources) = member.take_sources() {
+                    get_state(sources);
+                }
                 let deadline = Instant::now() + member.timeout();
                 let (generation, losses) = member.next_generation(&payload, deadline)?;
                 environment.rank = member.rank(&generation);

@@ -37,6 +37,7 @@ fn setup() -> Setup {
         devices: None,
         nccl: None::<farandole::device::nccl::SharedLibrary>,
         nccl_files: Vec::new(),
+        before_joining: None::<farandole::elastic::BeforeJoining>,
         planes: Vec::<std::sync::Arc<dyn farandole::plane::Plane>>::new(),
     }
 }

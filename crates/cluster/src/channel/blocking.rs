@@ -16,7 +16,7 @@ use super::polled::Polled;
 use super::session::Session;
 use super::{ChannelFault, ChannelPurpose};
 
-/// How much is read at once: more than most messages, and little enough for a small stack.
+/// How much is read at once: more than most messages have.
 const READ_BYTES: usize = 8 << 10;
 
 /// A stream whose reads and writes can be limited in time.
@@ -44,6 +44,8 @@ impl Patient for UnixStream {
 pub struct Channel<S> {
     stream: S,
     session: Session,
+    /// What was read last.
+    read: Vec<u8>,
 }
 
 impl<S: Patient> Channel<S> {
@@ -64,7 +66,7 @@ impl<S: Patient> Channel<S> {
     }
 
     fn shake_hands(stream: S, session: Session, deadline: &Countdown) -> io::Result<Channel<S>> {
-        let mut channel = Channel { stream, session };
+        let mut channel = Channel { stream, session, read: vec![0; READ_BYTES] };
         channel.write_outgoing(deadline)?;
         while !channel.session.is_established() {
             channel.read_some(deadline)?;
@@ -80,6 +82,12 @@ impl<S: Patient> Channel<S> {
     /// Changes the length of the longest message.
     pub fn with_most_bytes(mut self, most_bytes: usize) -> Channel<S> {
         self.session = self.session.with_most_bytes(most_bytes);
+        self
+    }
+
+    /// Changes how much is read at once, for messages that are long.
+    pub fn with_read_bytes(mut self, read_bytes: usize) -> Channel<S> {
+        self.read = vec![0; read_bytes.max(1)];
         self
     }
 
@@ -115,16 +123,15 @@ impl<S: Patient> Channel<S> {
     }
 
     fn read_some(&mut self, deadline: &Countdown) -> io::Result<usize> {
-        let mut bytes = [0; READ_BYTES];
         let count = loop {
             self.stream.set_patience(step(deadline)?)?;
-            match self.stream.read(&mut bytes) {
+            match self.stream.read(&mut self.read) {
                 Ok(count) => break count,
                 Err(error) if is_to_be_tried_again(&error) => {}
                 Err(error) => return Err(error),
             }
         };
-        let fed = if count == 0 { self.session.feed_end() } else { self.session.feed(&bytes[..count]) };
+        let fed = if count == 0 { self.session.feed_end() } else { self.session.feed(&self.read[..count]) };
         // What a handshake has to say is said also, and in particular, when it has failed.
         let written = self.write_outgoing(deadline);
         fed?;

@@ -27,7 +27,7 @@ pub use polled::{Flushed, Polled, Received};
 pub use session::{DEFAULT_MOST_BYTES, Session};
 
 /// Version of everything that is said over channels. Both sides must have the same.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// What a channel is for. Both sides must mean the same; a recorded handshake for one purpose is worthless for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,9 @@ pub enum ChannelPurpose {
     Probe,
     /// A member of an elastic job talks to another; the caller is the lower half of its number.
     Membership,
+    /// A process that is about to join an elastic job gets a member's state; the caller is the lower half of its
+    /// number.
+    State,
 }
 
 impl ChannelPurpose {
@@ -49,6 +52,7 @@ impl ChannelPurpose {
             ChannelPurpose::Agent => 2,
             ChannelPurpose::Probe => 3,
             ChannelPurpose::Membership => 4,
+            ChannelPurpose::State => 5,
         }
     }
 }

@@ -65,6 +65,9 @@ pub enum Directive {
         /// Between asking (SIGTERM) and ending (SIGKILL).
         grace_ms: u64,
     },
+    /// Say which of these members of an elastic job have no process here any more: an agent before this one has started
+    /// them, with these process numbers.
+    Seek(Vec<(u32, u32)>),
 }
 
 /// Everything that an agent needs to start its ranks.
@@ -286,6 +289,8 @@ pub enum AgentReport {
     },
     /// Members of an elastic job on this host have entered this generation.
     Entering(Generation),
+    /// These members have no process here any more; asked for by [`Directive::Seek`].
+    NotThere(Vec<u32>),
 }
 
 /// Where a rank wrote something.
@@ -437,6 +442,8 @@ mod tests {
             ("found", encode(&Directive::Found(generation.clone()))),
             ("member_lost", encode(&Directive::MemberLost { member: 3, notice: lost })),
             ("end_member", encode(&Directive::EndMember { member: 3, grace_ms: 0 })),
+            ("seek", encode(&Directive::Seek(vec![(3, 70_000)]))),
+            ("not_there", encode(&AgentReport::NotThere(vec![3]))),
             ("entered", encode(&AgentReport::Entered { member: 7, blob: vec![1] })),
             ("entering", encode(&AgentReport::Entering(generation))),
             (

@@ -268,7 +268,8 @@ impl Supervision {
             | AgentReport::Alive
             | AgentReport::Entered { .. }
             | AgentReport::EntryWithdrawn { .. }
-            | AgentReport::Entering(_) => {}
+            | AgentReport::Entering(_)
+            | AgentReport::NotThere(_) => {}
         }
     }
 

@@ -26,6 +26,7 @@ mod wire;
 
 pub use endpoint::{Endpoint, EndpointOptions, LossNotice};
 pub use record::{Replayed, replay};
+pub(crate) use wire::Whereabouts;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub use wire::check_any_packet;

@@ -26,16 +26,16 @@ pub(super) enum Packet {
 
 /// Where an endpoint listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Whereabouts {
+pub(crate) struct Whereabouts {
     /// Identity of its host: from there it is reached by its abstract Unix socket.
-    pub(super) host: String,
-    pub(super) unix_name: String,
+    pub(crate) host: String,
+    pub(crate) unix_name: String,
     /// Where it is reached from other hosts.
-    pub(super) tcp: Vec<SocketAddr>,
+    pub(crate) tcp: Vec<SocketAddr>,
 }
 
 impl Whereabouts {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         put_text(&mut bytes, &self.host);
         put_text(&mut bytes, &self.unix_name);
@@ -43,7 +43,7 @@ impl Whereabouts {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Whereabouts> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Whereabouts> {
         let mut reader = Reader::new(bytes);
         let (host, unix_name, mut tcp) = (reader.text()?, reader.text()?, Vec::new());
         while !reader.is_empty() {

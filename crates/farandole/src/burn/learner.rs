@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use ::burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use ::burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use ::burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Parameter};
 use ::burn::optim::{GradientsParams, ModuleOptimizer};
 use ::burn::tensor::{Bool, Bytes, DType, Int, Tensor, TensorData};
 
@@ -194,36 +194,32 @@ struct Writer {
     values: HashMap<ParamId, (ParamId, TensorData)>,
 }
 
-impl ModuleMapper for Writer {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+impl Writer {
+    /// A parameter with the value and the identity that it gets; `make` makes a tensor of the value, like the one that
+    /// there is.
+    fn write<T: Parameter>(&self, param: Param<T>, make: impl FnOnce(T, TensorData) -> T) -> Param<T> {
         let Some((id, data)) = self.values.get(&param.id).cloned() else { return param };
-        let mut param = param.map(|tensor| {
-            let (device, dtype, trained) = (tensor.device(), tensor.dtype(), tensor.is_require_grad());
-            let tensor = Tensor::from_data(data, (&device, dtype));
-            if trained { tensor.require_grad() } else { tensor }
-        });
+        let mut param = param.map(|tensor| make(tensor, data));
         param.id = id;
         param
+    }
+}
+
+impl ModuleMapper for Writer {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.write(param, |tensor, data| {
+            let trained = tensor.is_require_grad();
+            let tensor = Tensor::from_data(data, (&tensor.device(), tensor.dtype()));
+            if trained { tensor.require_grad() } else { tensor }
+        })
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        let Some((id, data)) = self.values.get(&param.id).cloned() else { return param };
-        let mut param = param.map(|tensor| {
-            let (device, dtype) = (tensor.device(), tensor.dtype());
-            Tensor::from_data(data, (&device, dtype))
-        });
-        param.id = id;
-        param
+        self.write(param, |tensor, data| Tensor::from_data(data, (&tensor.device(), tensor.dtype())))
     }
 
     fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
-        let Some((id, data)) = self.values.get(&param.id).cloned() else { return param };
-        let mut param = param.map(|tensor| {
-            let (device, dtype) = (tensor.device(), tensor.dtype());
-            Tensor::from_data(data, (&device, dtype))
-        });
-        param.id = id;
-        param
+        self.write(param, |tensor, data| Tensor::from_data(data, (&tensor.device(), tensor.dtype())))
     }
 }
 

@@ -9,6 +9,9 @@
 //!   it heard of a loss before its last collective was over, gets the step that it missed, not a part of it.
 //! - A rank that has just come has completed nothing (`None`). If all have, the job begins, and rank 0 is the source.
 //! - Nobody is sent anything if all have completed the same blocks: their states have the same bits already.
+//! - A rank that joins with a state that was streamed to it is no source as long as somebody else has one, and is not
+//!   sent the source's before both are compared ([`Decision::is_to_compare`]): it may have the same bits, or get them
+//!   with what is still on its way to it.
 //! - Samples go on from the furthest place that any rank names whose state is the newest. A rank names the place up to
 //!   which samples are in its state or, if the step under way is to be dropped, the end of that step.
 //!
@@ -30,16 +33,24 @@ pub(super) struct Standing {
     pub(super) ranks: usize,
     /// Ranks with which the training began.
     pub(super) founders: usize,
+    /// Whether its state was streamed to it, and nobody has looked yet whether it is right.
+    pub(super) is_streamed: bool,
 }
 
 impl Standing {
     /// Numbers of a standing on its way.
-    pub(super) const LENGTH: usize = 7;
+    pub(super) const LENGTH: usize = 8;
+
+    /// Of a process that has only what its program began with, and would begin at this place.
+    pub(super) fn of_nobody(place: SamplePlace) -> Standing {
+        Standing { completed: None, steps: 0, place, attempts: 0, ranks: 0, founders: 0, is_streamed: false }
+    }
 
     pub(super) fn encode(&self) -> [u64; Standing::LENGTH] {
         let completed = self.completed.map_or(0, |completed| completed + 1);
-        let Standing { steps, place, attempts, ranks, founders, .. } = *self;
-        [completed, steps, place.epoch, place.position as u64, attempts, ranks as u64, founders as u64]
+        let Standing { steps, place, attempts, ranks, founders, is_streamed, .. } = *self;
+        let (ranks, founders) = (ranks as u64, founders as u64);
+        [completed, steps, place.epoch, place.position as u64, attempts, ranks, founders, u64::from(is_streamed)]
     }
 
     pub(super) fn decode(numbers: &[u64]) -> Standing {
@@ -51,7 +62,26 @@ impl Standing {
             attempts: at(4),
             ranks: at(5) as usize,
             founders: at(6) as usize,
+            is_streamed: at(7) != 0,
         }
+    }
+
+    /// What is said of a state that is streamed.
+    pub(super) fn note(&self) -> Vec<u8> {
+        self.encode().iter().flat_map(|number| number.to_le_bytes()).collect()
+    }
+
+    /// What a process stands for that has got the state with this note.
+    pub(super) fn from_note(note: &[u8]) -> Option<Standing> {
+        let (numbers, rest) = note.as_chunks::<8>();
+        let numbers: Vec<u64> = numbers.iter().map(|number| u64::from_le_bytes(*number)).collect();
+        let standing = Standing { attempts: 0, ranks: 0, is_streamed: true, ..Standing::decode(&numbers) };
+        (rest.is_empty() && numbers.len() == Standing::LENGTH && standing.completed.is_some()).then_some(standing)
+    }
+
+    /// Whether this rank has just come.
+    pub(super) fn is_new(&self) -> bool {
+        self.completed.is_none() || self.is_streamed
     }
 }
 
@@ -62,6 +92,8 @@ pub(super) struct Decision {
     pub(super) source: usize,
     /// Whether it is sent to the others.
     pub(super) is_sent: bool,
+    /// Whether ranks have states that were streamed to them, and are to be compared with the source's.
+    pub(super) is_to_compare: bool,
     /// What all have completed then.
     pub(super) completed: u64,
     pub(super) steps: u64,
@@ -72,21 +104,27 @@ pub(super) struct Decision {
 
 /// `standings` in the order of ranks; there is at least one.
 pub(super) fn decide(standings: &[Standing]) -> Decision {
-    let most = standings.iter().map(|standing| standing.completed).max().flatten();
-    let source = standings.iter().position(|standing| standing.completed == most).unwrap_or(0);
-    let is_sent = most.is_none() || standings.iter().any(|standing| standing.completed != most);
+    // What was streamed counts only where nobody else has a state: better than to begin anew.
+    let newest = |standings: &mut dyn Iterator<Item = &Standing>| standings.filter_map(|one| one.completed).max();
+    let compared = newest(&mut standings.iter().filter(|standing| !standing.is_streamed));
+    let most = compared.or_else(|| newest(&mut standings.iter()));
+    let counts = |standing: &&Standing| !standing.is_streamed || compared.is_none();
+    let source = standings.iter().position(|standing| counts(&standing) && standing.completed == most).unwrap_or(0);
+    let is_sent = most.is_none() || standings.iter().filter(counts).any(|standing| standing.completed != most);
     // When the job begins, rank 0 alone may have read a checkpoint. Later a rank behind the source has no say about
     // samples: the step that it would repeat or drop is done.
     let informed = match most {
         None => &standings[..1],
         Some(_) => standings,
     };
-    let places = informed.iter().filter(|standing| standing.completed == most).map(|standing| standing.place);
-    let changed = |standing: &Standing| standing.completed.is_none() || standing.ranks != standings.len();
+    let places =
+        informed.iter().filter(counts).filter(|standing| standing.completed == most).map(|standing| standing.place);
+    let changed = |standing: &Standing| standing.is_new() || standing.ranks != standings.len();
     let attempts = standings.iter().map(|standing| standing.attempts).max().unwrap_or(0);
     Decision {
         source,
         is_sent,
+        is_to_compare: standings.iter().any(|standing| !counts(&standing)),
         completed: most.unwrap_or(0),
         steps: standings[source].steps,
         place: places.max().unwrap_or_default(),
@@ -102,7 +140,12 @@ mod tests {
 
     fn standing(completed: Option<u64>, epoch: u64, position: usize) -> Standing {
         let steps = completed.unwrap_or(0);
-        Standing { completed, steps, place: SamplePlace { epoch, position }, attempts: 0, ranks: 3, founders: 4 }
+        let (place, is_streamed) = (SamplePlace { epoch, position }, false);
+        Standing { completed, steps, place, attempts: 0, ranks: 3, founders: 4, is_streamed }
+    }
+
+    fn streamed(completed: u64, position: usize) -> Standing {
+        Standing::from_note(&standing(Some(completed), 0, position).note()).unwrap()
     }
 
     #[test]
@@ -132,6 +175,34 @@ mod tests {
         let decision = decide(&[standing(Some(7), 0, 70), standing(Some(7), 1, 0), standing(Some(7), 0, 70)]);
         assert!(!decision.is_sent);
         assert_eq!(decision.place, SamplePlace { epoch: 1, position: 0 });
+    }
+
+    #[test]
+    fn a_note_tells_which_state_is_streamed() {
+        let told = streamed(7, 70);
+        assert_eq!((told.completed, told.place.position, told.founders), (Some(7), 70, 4));
+        assert!(told.is_streamed && told.is_new() && told.ranks == 0);
+        let note = told.note();
+        assert!((0..note.len()).all(|end| Standing::from_note(&note[..end]).is_none()));
+        assert_eq!(Standing::from_note(&standing(None, 0, 0).note()), None);
+    }
+
+    #[test]
+    fn what_was_streamed_is_compared_and_has_no_say() {
+        let ahead = decide(&[streamed(8, 80), standing(Some(7), 0, 70), standing(Some(7), 0, 70)]);
+        assert_eq!((ahead.source, ahead.is_sent, ahead.is_to_compare, ahead.completed), (1, false, true, 7));
+        assert_eq!(ahead.place.position, 70);
+        let missed = decide(&[standing(Some(6), 0, 60), standing(Some(7), 0, 70), streamed(5, 50)]);
+        assert_eq!((missed.source, missed.is_sent, missed.is_to_compare), (1, true, true));
+        assert!(!decide(&[standing(Some(7), 0, 70), standing(None, 0, 0)]).is_to_compare);
+    }
+
+    #[test]
+    fn what_was_streamed_is_the_state_if_nobody_else_is_left() {
+        let decision = decide(&[standing(None, 0, 0), streamed(5, 50), streamed(7, 70)]);
+        assert_eq!((decision.source, decision.is_sent, decision.is_to_compare), (2, true, false));
+        assert_eq!((decision.completed, decision.steps, decision.place.position), (7, 7, 70));
+        assert_eq!(decision.founders, 4);
     }
 
     #[test]

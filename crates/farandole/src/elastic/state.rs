@@ -8,6 +8,7 @@
 use farandole_tensor::Element;
 use farandole_tensor::element::{as_bytes, with_bytes_mut};
 
+use super::streamed::digest;
 use crate::error::{Error, Result};
 use crate::world::World;
 
@@ -26,6 +27,14 @@ pub trait ElasticState {
     /// # Errors
     /// If it does not fit: the other rank runs another program, or this one with other arguments.
     fn restore(&mut self, saved: &[u8]) -> Result<()>;
+
+    /// A number that depends on all bits of it. It is compared when a process joins that has got the state before.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn digest(&self) -> Result<u64> {
+        Ok(digest(&self.save()?))
+    }
 
     /// The ranks are others than before, or the training begins; the state is the same on all of them by now. Whatever
     /// belongs to a world (an averager of gradients, a loader that knows its rank) is made anew here. All ranks call
@@ -67,6 +76,10 @@ impl<T: Element> ElasticState for Vec<T> {
         with_bytes_mut(self, |bytes| bytes.copy_from_slice(saved));
         Ok(())
     }
+
+    fn digest(&self) -> Result<u64> {
+        Ok(digest(as_bytes(self)))
+    }
 }
 
 impl<A: ElasticState, B: ElasticState> ElasticState for (A, B) {
@@ -82,6 +95,10 @@ impl<A: ElasticState, B: ElasticState> ElasticState for (A, B) {
         self.1.restore(second).inspect_err(|_| {
             let _ = self.0.restore(&before);
         })
+    }
+
+    fn digest(&self) -> Result<u64> {
+        Ok(digest(as_bytes(&[self.0.digest()?, self.1.digest()?])))
     }
 
     fn on_change(&mut self, world: &mut World, change: &WorldChange) -> Result<()> {
@@ -143,6 +160,7 @@ mod tests {
         let mut other = (vec![0.0f32; 2], vec![0u64]);
         other.restore(&source.save().unwrap()).unwrap();
         assert_eq!(other, source);
+        assert_eq!(other.digest().unwrap(), source.digest().unwrap());
         let mut odd = (vec![3.0f32, 4.0], vec![1u64, 2]);
         let error = odd.restore(&source.save().unwrap()).unwrap_err().to_string();
         assert!(error.contains("16 bytes of numbers here, 8 there") && error.contains("same program"), "{error}");

@@ -40,6 +40,8 @@
 //! and a process that joins needs no code of its own, if what its loop does next follows from the state and from
 //! [`Training::epoch`], [`Training::position`] and [`Training::steps`] alone.
 //!
+//! With [`Builder::streamed`] most of it comes before that, while the others go on (`joining`).
+//!
 //! **Who wants to join** is asked once for every step, in a collective that is begun after one step and looked at after
 //! the next: it costs no wait, and all ranks see the same answer after the same step.
 //!
@@ -53,9 +55,11 @@ use std::time::Instant;
 use farandole_plan::ReduceOp;
 use farandole_trace::event::{RecoveryStage, StepFate};
 
+use super::joining::Streams;
 use super::samples::{SamplePlace, Samples, StepBatch};
 use super::standing::{Decision, Standing, decide};
 use super::state::{ElasticState, WorldChange};
+use super::streamed::Replay;
 use super::{candidates, is_enabled, leave};
 use crate::error::{Error, Result};
 use crate::named::Pending;
@@ -90,12 +94,14 @@ pub enum StepOutcome {
 /// A training that is about to begin. See [`Training`].
 #[derive(Debug)]
 pub struct Builder<S> {
-    state: S,
+    pub(super) state: S,
     samples: Option<Samples>,
     on_loss: LossPolicy,
     check_every: u64,
-    setup: Setup,
+    pub(super) setup: Setup,
     place: SamplePlace,
+    /// If the state is streamed.
+    pub(super) replay: Option<Replay<S>>,
 }
 
 /// A training that goes on when ranks leave or join. See the module's text.
@@ -103,13 +109,15 @@ pub struct Builder<S> {
 pub struct Training<S> {
     /// Always there, except while a generation is left for the next one.
     world: Option<World>,
-    state: S,
+    pub(super) state: S,
     samples: Option<Samples>,
     on_loss: LossPolicy,
     check_every: u64,
     setup: Setup,
     /// What this rank brings to the next generation.
-    standing: Standing,
+    pub(super) standing: Standing,
+    /// If the state is streamed, from this process or to it.
+    pub(super) streams: Option<Streams<S>>,
     /// The order of an epoch.
     order: (u64, Vec<usize>),
     /// Whether somebody wants to join: asked after the last step.
@@ -149,8 +157,13 @@ impl<S: ElasticState> Builder<S> {
     /// # Errors
     /// If the others cannot be found, or their state does not fit.
     pub fn begin(self) -> Result<Training<S>> {
-        let world = self.setup.clone().init()?;
-        self.begin_in(world)
+        match self.replay.filter(|_| is_enabled()) {
+            Some(replay) => self.begin_streamed(replay),
+            None => {
+                let world = self.setup.clone().init()?;
+                self.begin_in(world)
+            }
+        }
     }
 
     /// The same in a world that there is already. In an elastic job nobody has made a collective call in it: a process
@@ -159,13 +172,26 @@ impl<S: ElasticState> Builder<S> {
     /// # Errors
     /// As [`Builder::begin`].
     pub fn begin_in(self, world: World) -> Result<Training<S>> {
-        let Builder { state, samples, on_loss, check_every, setup, place } = self;
+        let streams = self.replay.filter(|_| is_enabled()).map(Streams::new);
+        self.begin_with(world, streams)
+    }
+
+    pub(super) fn begin_with(self, world: World, streams: Option<Streams<S>>) -> Result<Training<S>> {
+        let Builder { state, samples, on_loss, check_every, setup, place, replay: _ } = self;
         samples.as_ref().map_or(Ok(()), Samples::check)?;
-        let standing = Standing { completed: None, steps: 0, place, attempts: 0, ranks: 0, founders: 0 };
-        let (world, order, check) = (Some(world), (u64::MAX, Vec::new()), None);
-        let is_fresh = true;
-        let mut training =
-            Training { world, state, samples, on_loss, check_every, setup, standing, order, check, is_fresh };
+        let mut training = Training {
+            world: Some(world),
+            state,
+            samples,
+            on_loss,
+            check_every,
+            setup,
+            standing: Standing::of_nobody(place),
+            streams,
+            order: (u64::MAX, Vec::new()),
+            check: None,
+            is_fresh: true,
+        };
         training.agree_at_last()?;
         Ok(training)
     }
@@ -176,12 +202,16 @@ impl<S: ElasticState> Training<S> {
     #[expect(clippy::new_ret_no_self, reason = "what is not begun is no training yet")]
     pub fn new(state: S) -> Builder<S> {
         let (samples, on_loss, setup) = (None, LossPolicy::default(), Setup::default());
-        Builder { state, samples, on_loss, check_every: 1, setup, place: SamplePlace::default() }
+        Builder { state, samples, on_loss, check_every: 1, setup, place: SamplePlace::default(), replay: None }
     }
 
     /// The state, the same on all ranks.
     pub fn state(&self) -> &S {
         &self.state
+    }
+
+    pub(super) fn world_mut(&mut self) -> &mut World {
+        self.world.as_mut().expect(HERE)
     }
 
     /// The job as it is now. Collective calls belong into [`Training::step`] and [`Training::exchange`].
@@ -213,7 +243,17 @@ impl<S: ElasticState> Training<S> {
     /// first with an error is a lost rank for the others.
     pub fn step<T, E: From<Error>>(
         &mut self,
+        compute: impl FnMut(&mut World, &S, &StepBatch) -> std::result::Result<T, E>,
+        apply: impl FnOnce(&mut S, T),
+    ) -> std::result::Result<StepOutcome, E> {
+        self.step_told(compute, |_| None, apply)
+    }
+
+    /// A step of which followers of this state are told what they need to make it, too.
+    pub(super) fn step_told<T, E: From<Error>>(
+        &mut self,
         mut compute: impl FnMut(&mut World, &S, &StepBatch) -> std::result::Result<T, E>,
+        tell: impl FnOnce(&T) -> Option<Vec<u8>>,
         apply: impl FnOnce(&mut S, T),
     ) -> std::result::Result<StepOutcome, E> {
         let before = self.standing.completed;
@@ -233,10 +273,13 @@ impl<S: ElasticState> Training<S> {
             }
             self.world().step_lost(StepFate::Repeated);
         };
-        apply(&mut self.state, made);
         self.standing.steps += 1;
         self.pass_over();
         self.count();
+        // Nothing keeps the step from being made any more. It is on its way to followers while it is made here.
+        let is_told = self.tell_followers(tell(&made));
+        apply(&mut self.state, made);
+        self.serve_followers(is_told);
         if std::mem::take(&mut self.is_fresh) {
             self.world().recovery(RecoveryStage::Stepped);
         }
@@ -270,6 +313,7 @@ impl<S: ElasticState> Training<S> {
         };
         apply(&mut self.state, made);
         self.count();
+        self.serve_followers(false);
         Ok(())
     }
 
@@ -357,6 +401,7 @@ impl<S: ElasticState> Training<S> {
     /// Leaves the world and becomes a rank of the next one.
     fn next_generation(&mut self) -> Result<()> {
         self.check = None;
+        self.note_boundary();
         // What was still under way fails, and nobody wants to know: a failure is why this rank is here.
         drop(self.world.take());
         self.world = Some(self.setup.clone().init()?);
@@ -372,36 +417,46 @@ impl<S: ElasticState> Training<S> {
             self.next_generation()?;
         }
         self.world().recovery(RecoveryStage::Synchronised);
+        self.note_training();
         self.is_fresh = true;
         Ok(())
     }
 
     fn agree(&mut self) -> Result<()> {
         let began = Instant::now();
+        self.standing = self.streamed_standing().unwrap_or(self.standing);
         let world = self.world.as_mut().expect(HERE);
         let rows = world.allgather(&self.standing.encode())?;
         let standings: Vec<Standing> = rows.chunks(Standing::LENGTH).map(Standing::decode).collect();
-        let Decision { source, is_sent, completed, steps, place, attempts, founders } = decide(&standings);
-        if is_sent {
-            let is_source = world.rank() == source;
+        let decision = decide(&standings);
+        let Decision { source, completed, steps, place, attempts, founders, .. } = decision;
+        let differing = if decision.is_to_compare { self.compare(source, completed)? } else { 0 };
+        let world = self.world.as_mut().expect(HERE);
+        let is_source = world.rank() == source;
+        if decision.is_sent || differing > 0 {
             let saved = if is_source { self.state.save()? } else { Vec::new() };
             let saved = world.broadcast_vec(saved, source)?;
             if !is_source {
                 self.state.restore(&saved)?;
+                self.streams.iter().for_each(Streams::begin_anew);
             }
         }
         let (before, ranks) = (self.standing.ranks, world.size());
-        let was_here = self.standing.completed.is_some();
+        let was_here = !self.standing.is_new();
         // The state is the source's from here on, also if the rest of this comes to nothing.
-        self.standing = Standing { completed: Some(completed), steps, place, attempts, ranks: before, founders };
-        let joined = standings.iter().filter(|standing| standing.completed.is_none()).count();
+        let (completed, is_streamed) = (Some(completed), false);
+        self.standing = Standing { completed, steps, place, attempts, ranks: before, founders, is_streamed };
+        self.streams.iter_mut().for_each(Streams::stop_following);
+        let joined = standings.iter().filter(|standing| standing.is_new()).count();
+        let streamed = standings.iter().filter(|standing| standing.is_streamed).count() - differing;
         let change = WorldChange { steps, before: was_here.then_some(before), ranks, joined, founders };
         self.state.on_change(world, &change)?;
         self.standing.ranks = ranks;
         if world.rank() == 0 && joined < ranks {
             let took = began.elapsed().as_secs_f64();
             log::info!(
-                "the training goes on after step {steps} with {ranks} rank(s), {joined} new; it took {took:.3} s"
+                "the training goes on after step {steps} with {ranks} rank(s), {joined} new, {streamed} of them with a \
+                 streamed state; it took {took:.3} s"
             );
         }
         Ok(())

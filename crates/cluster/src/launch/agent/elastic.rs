@@ -6,6 +6,9 @@
 //! that has left in order and ended well is no news. What a dead member has left in its process group is killed: the
 //! job goes on, perhaps for days, and others need the memory.
 //!
+//! **Members of an earlier agent** of this host, which the launcher has lost, are looked for when it
+//! asks. Nobody here looks after them.
+//!
 //! **Without a launcher** nobody starts members and nobody reads what they write; both are all that is missing.
 
 use std::ffi::OsString;
@@ -25,6 +28,13 @@ impl Agent {
             (Directive::MemberLost { member, notice }, Some(server)) => server.lost(member.into(), &notice),
             (Directive::EndMember { member, grace_ms }, _) => {
                 self.children.end_one(member, Duration::from_millis(grace_ms), now);
+            }
+            (Directive::Seek(sought), _) => {
+                let gone = sought.into_iter().filter(|(member, pid)| !is_there(*member, *pid));
+                let gone: Vec<u32> = gone.map(|(member, _)| member).collect();
+                if !gone.is_empty() {
+                    self.tell(&AgentReport::NotThere(gone));
+                }
             }
             _ => {}
         }
@@ -46,6 +56,14 @@ impl Agent {
             self.children.bury(*rank);
         }
     }
+}
+
+/// Whether a process that another agent has started runs. Numbers of processes are used again, so its environment has
+/// to say that it is this member; that of one that has ended and is not reaped says nothing.
+fn is_there(member: u32, pid: u32) -> bool {
+    let entry = format!("{}={member}", variable::ELASTIC_MEMBER);
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    environment.split(|byte| *byte == 0).any(|found| found == entry.as_bytes())
 }
 
 fn notice_of(member: u32, pid: u32, how: HowEnded) -> FailureNotice {
@@ -84,4 +102,31 @@ pub(super) fn variables_of(slot: &RankSlot, start: &StartRanks) -> Vec<(&'static
     let seconds = elastic.timeout_ms as f64 / 1000.0;
     variables.push((farandole_settings::ELASTIC_TIMEOUT.name, seconds.to_string().into()));
     variables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_there_as_long_as_it_runs_and_is_that_member() {
+        let mut sleep = std::process::Command::new("sleep");
+        let mut child = sleep.arg("60").env(variable::ELASTIC_MEMBER, "7").spawn().unwrap();
+        let pid = child.id();
+        // Between fork and exec it has the environment of this process.
+        let until = Instant::now() + Duration::from_secs(20);
+        while !is_there(7, pid) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(is_there(7, pid) && !is_there(8, pid));
+        child.kill().unwrap();
+        // It is dead and not reaped.
+        let until = Instant::now() + Duration::from_secs(20);
+        while is_there(7, pid) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(!is_there(7, pid));
+        child.wait().unwrap();
+        assert!(!is_there(7, pid));
+    }
 }

@@ -322,9 +322,11 @@ impl Agent {
                     self.tell(&AgentReport::Empty);
                 }
             }
-            Directive::Found(_) | Directive::Learn(_) | Directive::MemberLost { .. } | Directive::EndMember { .. } => {
-                self.obey_elastic(directive, now)
-            }
+            Directive::Found(_)
+            | Directive::Learn(_)
+            | Directive::MemberLost { .. }
+            | Directive::EndMember { .. }
+            | Directive::Seek(_) => self.obey_elastic(directive, now),
             Directive::Alive => {}
         }
     }

@@ -31,14 +31,14 @@ pub(super) struct Member {
     /// That it was told to end, and why.
     told_to_end: Option<Why>,
     /// Whether it was lost with a host that was not heard of any more, which proves nothing.
-    unseen: bool,
-    life: Life,
+    pub(super) unseen: bool,
+    pub(super) life: Life,
     pub(super) tail: Tail,
 }
 
 /// Whether a process runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Life {
+pub(super) enum Life {
     Running,
     /// Its host is not heard of, but it is in the latest generation that was: it may well go on without the launcher.
     /// It keeps its slot until a generation is without it, or until nothing was heard of it for this long.
@@ -227,30 +227,6 @@ impl ElasticSupervision {
             self.members[member].unseen = matches!(what, What::HostSilent(_));
             self.set_adrift(member, now);
             self.lose(member as u32, what.clone(), None, now);
-        }
-    }
-
-    /// Numbers of those that may go on where the launcher does not hear them.
-    pub(super) fn adrift(&self) -> impl Iterator<Item = usize> {
-        let is_adrift = |member: &Member| matches!(member.life, Life::Adrift { .. });
-        self.members.iter().enumerate().filter(move |(_, member)| is_adrift(member)).map(|(number, _)| number)
-    }
-
-    /// Somebody of whose end nothing was seen is adrift, as long as the latest generation has it.
-    fn set_adrift(&mut self, member: usize, now: Instant) {
-        let is_in = self.generation.as_ref().is_some_and(|generation| generation.has(member as u64));
-        let known = &mut self.members[member];
-        if known.unseen && known.life != Life::Running {
-            known.life = if is_in { Life::Adrift { until: now + self.settings.timeout } } else { Life::Over };
-        }
-    }
-
-    /// Nothing was heard for too long of those who are adrift.
-    pub(super) fn give_up_adrift(&mut self, now: Instant) {
-        for member in &mut self.members {
-            if matches!(member.life, Life::Adrift { until } if now >= until) {
-                member.life = Life::Over;
-            }
         }
     }
 

@@ -16,8 +16,7 @@
 //! job: another process is started in its slot, or wherever there is a free one. Its host gets a strike (`hosts`).
 //! Slow members are replaced likewise, where the user wants that (`slow`).
 //! The job fails if it has been reset too often, if nobody is left who has its state, or if it stays below `min_np`
-//! for the elastic timeout. Members of a host that is not heard of may be alive, and in the job; what is told of the
-//! latest generation shows it. They are *adrift*: they have the job's state, and keep their slots.
+//! for the elastic timeout. Members of a host that is not heard of may be alive, and in the job (`adrift`).
 //!
 //! **The end.** When a member has ended well, the job is finishing: nobody is started any more. It is over when nobody
 //! runs, or when nobody of the latest generation does; candidates that still wait are ended. A loss while it is
@@ -26,6 +25,7 @@
 //! **Not here:** agreeing on generations (`membership`), running scripts that name hosts (`discovery`).
 
 mod admission;
+mod adrift;
 pub(super) mod discovery;
 mod exit_report;
 #[cfg(test)]
@@ -176,6 +176,8 @@ pub(crate) struct ElasticSupervision {
     short: Option<(Instant, Instant)>,
     /// Since when nobody of the latest generation runs.
     stateless: Option<Instant>,
+    /// When agents were last asked for those who are adrift.
+    sought: Option<Instant>,
     /// Who of the latest generation keeps the others waiting, where slow members are replaced.
     stragglers: Option<StragglerWatch>,
     actions: VecDeque<Action>,
@@ -197,6 +199,7 @@ impl ElasticSupervision {
             late_losses: Vec::new(),
             short: None,
             stateless: None,
+            sought: None,
             stragglers: settings.replace_slow.map(StragglerWatch::new),
             actions: VecDeque::new(),
             settings,
@@ -367,6 +370,7 @@ impl Overseer for ElasticSupervision {
             }
             AgentReport::EntryWithdrawn { member } => self.member_mut(member, |member| member.entered = None),
             AgentReport::Entering(generation) => self.learn(host, generation, now),
+            AgentReport::NotThere(members) => self.not_there(host, &members),
             AgentReport::Empty => self.host_is_empty(host),
             AgentReport::Note(text) => self.say(format!("{}: {text}", self.hosts[host].name)),
             AgentReport::MpsEnded { pid, how, .. } => {
@@ -438,6 +442,7 @@ impl Overseer for ElasticSupervision {
     fn tick(&mut self, now: Instant) -> Instant {
         self.watch_agents(now);
         self.watch_stopped(now);
+        self.seek_adrift(now);
         match self.phase {
             Phase::Asked { until } if now >= until => self.end_within(Duration::ZERO, now),
             Phase::Ending { until } if now >= until => {

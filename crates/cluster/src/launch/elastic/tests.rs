@@ -158,6 +158,31 @@ fn members_of_a_host_that_only_the_launcher_does_not_hear_keep_their_slots_and_t
     assert_eq!(story.numbers(), [2, 3]);
 }
 
+/// Of two members on two hosts first one was cut off for a moment, then the other: nobody who could tell had a
+/// connection to the launcher, and it kept both slots.
+#[test]
+fn a_process_that_a_new_agent_does_not_find_leaves_its_slot() {
+    let mut story = Story::new(settings(&[1, 1]));
+    story.enter(&[]);
+    story.pass(Duration::from_secs(6), &[0]);
+    story.generation(1, 2, &[0, 1]);
+    story.pass(Duration::from_secs(2), &[]);
+    story.pass(Duration::from_secs(6), &[1]);
+    assert_eq!(story.agents_started, [0, 1, 0, 1]);
+    story.pass(Duration::from_secs(2), &[]);
+    let sought = |host: usize, member: u32| (host, Directive::Seek(vec![(member, 1000 + member)]));
+    assert!(story.told.contains(&sought(0, 0)) && story.told.contains(&sought(1, 1)), "{:?}", story.told);
+    // One that runs is not reported, and another host's agent knows nothing of it.
+    story.hear(1, AgentReport::NotThere(vec![0, 9]));
+    assert_eq!(story.numbers(), [0u32; 0]);
+    story.hear(1, AgentReport::NotThere(vec![1]));
+    assert_eq!(story.running, [(2, 1, 0)]);
+    // What is told late of that generation does not bring it back.
+    story.generation(1, 3, &[0, 1, 2]);
+    story.pass(Duration::from_secs(2), &[]);
+    assert_eq!((story.numbers(), story.finished), (vec![2], false));
+}
+
 #[test]
 fn members_of_whom_nothing_is_heard_for_too_long_are_given_up() {
     let mut story = Story::new(settings(&[1, 1]));
