@@ -11,7 +11,7 @@ float32 11, float64 12. Operations: Average 0, Sum 1, Adasum 2, Min 3, Max 4, Pr
 Wrong use raises ValueError; what the ranks refuse, and whatever ends the job, raises HorovodInternalError.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 class HorovodInternalError(RuntimeError):
@@ -24,11 +24,20 @@ def init(
     wire_protection: str | None = None,
     store_rank: tuple[int, int, str, str | None] | None = None,
     nccl_files: Sequence[str] = (),
+    follow: Callable[[Joining], None] | None = None,
 ) -> None:
     """Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does
     nothing while it is one; may be called again after shutdown. store_rank: rank, size, a word that all ranks of this
     job and no others have, and tcp:HOST:PORT for the meeting in rank 0 (None: all ranks are on this host), for a
-    process that knows them from a store and not from a launcher. nccl_files: files in which NCCL may be."""
+    process that knows them from a store and not from a launcher. nccl_files: files in which NCCL may be. follow: called
+    in a process that joins an elastic job whose members stream their states, before it is a candidate; what it raises
+    is raised."""
+
+def join_later() -> None:
+    """This process is going to be a rank of its elastic job, and what needs its rank says so until then."""
+
+def joins_later() -> bool:
+    """Whether this process is going to be a rank of its elastic job, and is none yet."""
 
 def nccl_version(files: Sequence[str]) -> int:
     """NCCL's version as a number, or 0 where there is none that can be used. files: files in which it may be."""
@@ -69,6 +78,49 @@ def elastic_stage(word: str) -> None:
 
 def elastic_step_lost(fate: str) -> None:
     """The step under way when the last generation ended was not made: it is "repeated" or "dropped"."""
+
+class StateSource:
+    """The side of this process that sends the state of its training; there is one. Memory is passed as address, bytes
+    and owner."""
+
+    def __init__(self, *, least_bytes: int, most_log: int, bytes_per_second: int | None = None) -> None: ...
+    def wants_snapshot(self) -> bool:
+        """Whether processes want a copy of the state."""
+    def is_followed(self) -> bool:
+        """Whether processes want every update."""
+    def give_snapshot(self, note: bytes, head: bytes, pieces: Sequence[tuple[int, int, object]]) -> None:
+        """A copy of the state for those who want one: a head, and memory behind it, which is copied."""
+    def give_update(self, note: bytes, head: bytes, pieces: Sequence[tuple[int, int, object]]) -> None:
+        """What has led to the state with this note, for all who follow."""
+    def begin_anew(self) -> None:
+        """The state has changed without an update."""
+    def note_boundary(self) -> None:
+        """No steps are made until `note_training`."""
+    def note_training(self) -> None:
+        """The training goes on."""
+
+def state_digests(pieces: Sequence[tuple[int, int, object]]) -> list[int]:
+    """A number for each piece of memory (address, bytes, owner), which depends on all its bits."""
+
+class Joining:
+    """A process that is about to join an elastic job."""
+
+    @property
+    def sources(self) -> int:
+        """How many members can be asked for their state."""
+    def connect(self, number: int) -> StateStream:
+        """Asks one of them. OSError if it cannot be reached."""
+    def go(self) -> None:
+        """The process may become a candidate."""
+    def is_over(self) -> bool:
+        """Whether it was let in, or cannot be."""
+
+class StateStream:
+    """A state that comes from a member."""
+
+    def receive(self, seconds: float) -> tuple[str, bytes, bytearray, int] | None:
+        """What has come or comes within so many seconds: "wait", "again", "join_now" (and why), "lost" (and why),
+        "snapshot" or "update" (note, content, and bytes that wait behind it)."""
 
 def runs_ahead() -> bool:
     """Whether the host goes on when collectives in device memory are queued."""

@@ -81,6 +81,10 @@ class HorovodBasics:
 
     def __init__(self, *_unused: object) -> None:
         self._wire_protection: Optional[str] = None
+        #: Makes this process a rank, if it is to be one later.
+        self._later: Optional[Callable[[Optional[Callable[[Any], None]]], None]] = None
+        #: Whether `init` was told so, in an elastic job.
+        self.was_to_join_later = False
 
     @functools.cached_property
     def MPI_LIB_CTYPES(self) -> ctypes.CDLL:
@@ -96,6 +100,7 @@ class HorovodBasics:
         *,
         wire_protection: Optional[str] = None,
         store_rank: Optional[tuple[int, int, str, Optional[str]]] = None,
+        elastic_join: str = "now",
     ) -> None:
         """Makes this process a rank of its job.
 
@@ -108,6 +113,9 @@ class HorovodBasics:
             or `"encrypt"` (AES-256-GCM). `None`: what FARANDOLE_WIRE_PROTECTION says. Not in Horovod.
         store_rank: for processes that know each other through a store: rank, size, a word that all ranks of this job
             and no others have, and where rank 0 can be met if there are several hosts. Not in Horovod.
+        elastic_join: `"now"`, or `"later"`: in an elastic job `hvd.elastic.Training` makes this process a rank, when it
+            is first used. Until then whatever needs rank or size raises. A process that joins has its model by then,
+            and gets the state of the others while they go on (`Training(streamed=True)`). Not in Horovod.
 
         Does nothing to the engine if it runs already. May be called again after `shutdown`.
         """
@@ -122,6 +130,29 @@ class HorovodBasics:
         mpi.initialise_for_mpi4py()
         if comm is not None and not is_communicator(comm):
             comm = _rank_list(comm)
+        if elastic_join not in ("now", "later"):
+            raise ValueError(f'elastic_join is "now" or "later", not {elastic_join!r}')
+        begin = functools.partial(self._begin, comm, own_sets, wire_protection, store_rank)
+        if elastic_join == "later" and _native.elastic_enabled() and not _native.is_initialized():
+            self._later, self.was_to_join_later = begin, True
+            _native.join_later()
+            return
+        begin(None)
+
+    def join_job(self, follow: Optional[Callable[[Any], None]] = None) -> None:
+        """Makes this process a rank, if `init` has left that for later. `follow` is called in a process that joins a
+        job whose members stream their states, with a `_native.Joining`; it gets one of them."""
+        if self._later is not None and not _native.is_initialized():
+            self._later(follow)
+
+    def _begin(
+        self,
+        comm: Any,
+        own_sets: list[ProcessSet],
+        wire_protection: Optional[str],
+        store_rank: Optional[tuple[int, int, str, Optional[str]]],
+        follow: Optional[Callable[[Any], None]],
+    ) -> None:
         distinct = _distinct_ranks(own_sets, comm)
         if not _native.is_initialized():
             _reset()
@@ -133,7 +164,9 @@ class HorovodBasics:
                 wire_protection=wire_protection,
                 store_rank=store_rank,
                 nccl_files=_nccl_files(),
+                follow=follow,
             )
+            self._later = None
             try:
                 _check_covers_job(comm)
             except ValueError:

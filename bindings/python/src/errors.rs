@@ -10,7 +10,7 @@ use farandole::{EngineError, Error};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::world::Job;
+use crate::world::{Job, joins_later};
 
 pyo3::create_exception!(
     farandole.exceptions,
@@ -22,12 +22,17 @@ pyo3::create_exception!(
 /// For calls that need a world before there is one.
 pub(crate) const NOT_INITIALIZED: &str = "Horovod has not been initialized; use hvd.init().";
 
+/// For such calls where `hvd.init` was told to join later.
+const JOINS_LATER: &str = "this process has not joined its elastic job yet, because hvd.init(elastic_join=\"later\") \
+                           leaves that to the training: there is no rank and no size before. Ask for them after \
+                           training.join() of hvd.elastic.Training or in its steps, or leave elastic_join out.";
+
 /// For calls in a child of a rank, where only questions are answered.
 const FORKED: &str = "this process was forked from a rank and is not a rank itself: collectives, init and process sets are for \
                       the process that called hvd.init(). Start workers that need them with the method \"spawn\".";
 
 pub(crate) fn not_initialized() -> PyErr {
-    PyValueError::new_err(NOT_INITIALIZED)
+    PyValueError::new_err(if joins_later() { JOINS_LATER } else { NOT_INITIALIZED })
 }
 
 pub(crate) fn forked() -> PyErr {

@@ -37,6 +37,7 @@ mod result;
 mod sampling;
 mod settings;
 mod stacks;
+mod streaming;
 mod tensorflow;
 mod torch_tensor;
 mod waiting;
@@ -77,7 +78,8 @@ mod _native {
     use crate::lent_memory::lent;
     #[pymodule_export]
     use crate::lifecycle::{
-        abort, add_process_set, host_identity, init, join_group, launched, leave_group, remove_process_set, shutdown,
+        abort, add_process_set, host_identity, init, join_group, join_later, launched, leave_group, remove_process_set,
+        shutdown,
     };
     #[pymodule_export]
     use crate::mxnet::{
@@ -102,9 +104,12 @@ mod _native {
     #[pymodule_export]
     use crate::settings::{runs_ahead, switch_setting, text_setting};
     #[pymodule_export]
+    use crate::streaming::{Joining, StateSource, StateStream, state_digests};
+    #[pymodule_export]
     use crate::tensorflow::register_tensorflow_ops;
     #[pymodule_export]
     use crate::world::{
-        cross_rank, cross_size, is_homogeneous, is_initialized, local_rank, local_size, process_sets, rank, size,
+        cross_rank, cross_size, is_homogeneous, is_initialized, joins_later, local_rank, local_size, process_sets,
+        rank, size,
     };
 }

@@ -29,8 +29,9 @@ use crate::on_device;
 use crate::request::read_group;
 use crate::sampling;
 use crate::stacks;
+use crate::streaming;
 use crate::waiting::let_waiting_threads_return;
-use crate::world::{Job, current, peek};
+use crate::world::{JOINS_LATER, Job, current, peek};
 
 /// How much of an exception's text other ranks are sent: about two lines of a terminal.
 const MAX_CHARS: usize = 200;
@@ -108,9 +109,12 @@ fn change_groups<T: Send>(py: Python<'_>, change: impl FnOnce(&World) -> Result<
 
 /// Makes this process a rank of its job, with these process sets; those that are there already are passed over. Does
 /// nothing while it is one. `store_rank` has rank, size, the job's word and the address of rank 0, for a process that
-/// knows them from a store and not from a launcher. `nccl_files` are files in which NCCL may be.
+/// knows them from a store and not from a launcher. `nccl_files` are files in which NCCL may be. `follow` is called in
+/// a process that joins an elastic job whose members stream their states (`streaming`).
 #[pyfunction]
-#[pyo3(signature = (process_sets, *, dynamic, wire_protection=None, store_rank=None, nccl_files=Vec::new()))]
+#[pyo3(signature = (
+    process_sets, *, dynamic, wire_protection=None, store_rank=None, nccl_files=Vec::new(), follow=None
+))]
 pub(crate) fn init(
     py: Python<'_>,
     process_sets: Vec<Vec<u32>>,
@@ -118,6 +122,7 @@ pub(crate) fn init(
     wire_protection: Option<&str>,
     store_rank: Option<(u32, usize, String, Option<String>)>,
     nccl_files: Vec<PathBuf>,
+    follow: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let environment = store_rank.map(read_store_rank).transpose()?;
     let wire_protection = wire_protection.map(read_protection).transpose()?;
@@ -127,12 +132,22 @@ pub(crate) fn init(
     let stacks = Some(prepare(py)?);
     let devices = on_device::device_stands_in().then(|| Arc::new(on_device::open) as OpenDevice);
     let setup = Setup { environment, stacks, wire_protection, nccl_files, devices, ..Setup::default() };
-    py.detach(|| job::begin(setup, &process_sets, dynamic)).map_err(|error| match error {
+    let begun = match follow {
+        Some(follow) => streaming::begin_after(py, setup, process_sets, dynamic, follow)?,
+        None => py.detach(|| job::begin(setup, &process_sets, dynamic)),
+    };
+    begun.map(|()| JOINS_LATER.store(false, Ordering::Relaxed)).map_err(|error| match error {
         BeginError::Forked => errors::forked(),
         BeginError::Library(error) => errors::raised(error),
         BeginError::OtherLibrary(text) => PyRuntimeError::new_err(text),
         other => PyRuntimeError::new_err(format!("{other:?}")),
     })
+}
+
+/// This process is going to be a rank of its elastic job, and its rank is not known before.
+#[pyfunction]
+pub(crate) fn join_later() {
+    JOINS_LATER.store(true, Ordering::Relaxed);
 }
 
 /// Leaves the job: requests under way end with an error. Does nothing where there is none, and in forked children.

@@ -6,6 +6,7 @@
 //! Not here: beginning and end of the job, and changes of its process sets (`lifecycle`).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use farandole::Rank;
 pub(crate) use farandole_c::job::{Job, peek};
@@ -14,9 +15,19 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::errors;
 
+/// Whether this process is going to be a rank, and is none yet. Set and cleared by the thread that trains; orders
+/// nothing.
+pub(crate) static JOINS_LATER: AtomicBool = AtomicBool::new(false);
+
 /// The job. Raises where there is none.
 pub(crate) fn current() -> PyResult<Arc<Job>> {
     peek().ok_or_else(errors::not_initialized)
+}
+
+/// Whether this process is going to be a rank of its elastic job, and is none yet.
+#[pyfunction]
+pub(crate) fn joins_later() -> bool {
+    JOINS_LATER.load(Ordering::Relaxed)
 }
 
 /// Whether this process is a rank.

@@ -49,6 +49,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
+        native.join_job(None)
         notification_manager.init()
         notification_manager.register_listener(state)
         wants_sync = True

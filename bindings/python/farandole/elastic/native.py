@@ -67,19 +67,42 @@ def is_rank() -> bool:
     return _native.is_initialized()
 
 
+def joins_later() -> bool:
+    """Whether this process is going to be a rank of its elastic job, and is none yet."""
+    return _native.joins_later()
+
+
+def may_stream() -> bool:
+    """Whether the state of a training can be streamed: not in a job of a fixed size. Raises in a process that has
+    joined before it has a model."""
+    if not _native.elastic_enabled():
+        return False
+    if not basics.was_to_join_later:
+        raise ValueError(
+            "a training is streamed to processes that have a model before they join: call "
+            'hvd.init(elastic_join="later")'
+        )
+    return True
+
+
+def join_job(follow: Callable[[Any], None] | None) -> None:
+    """Becomes a rank, if this process was to be one later. `follow` gets a state before (`follower`)."""
+    basics.join_job(follow)
+
+
 def rank() -> int:
-    """This process's number in the job; 0 outside of one."""
-    return _native.rank() if _native.is_initialized() else 0
+    """This process's number in the job; 0 outside of one. Raises before it has joined."""
+    return 0 if _is_alone() else _native.rank()
 
 
 def size() -> int:
-    """Number of ranks of the job; 1 outside of one."""
-    return _native.size() if _native.is_initialized() else 1
+    """Number of ranks of the job; 1 outside of one. Raises before this process has joined."""
+    return 1 if _is_alone() else _native.size()
 
 
 def begin_largest(values: Sequence[int], name: str) -> Callable[[], list[int]]:
     """Begins to find the largest of all ranks' values, place by place. The result waits for them, and gives them."""
-    if not _native.is_initialized():
+    if _is_alone():
         return lambda: list(values)
     memory, handle = _reduce(values, name, basics.Max)
 
@@ -97,7 +120,7 @@ def largest(values: Sequence[int], name: str) -> list[int]:
 
 def gathered(values: Sequence[int], name: str) -> list[list[int]]:
     """All ranks' values, in the order of ranks. All have the same number of them."""
-    if not _native.is_initialized():
+    if _is_alone():
         return [list(values)]
     count, me = len(values), _native.rank()
     table = [0] * (count * _native.size())
@@ -106,6 +129,10 @@ def gathered(values: Sequence[int], name: str) -> list[list[int]]:
     memory, handle = _reduce(table, name, basics.Sum)
     handle.wait()
     return [list(memory[at : at + count]) for at in range(0, len(table), count)]
+
+
+def _is_alone() -> bool:
+    return not _native.is_initialized() and not _native.joins_later()
 
 
 def _reduce(values: Sequence[int], name: str, op: int) -> tuple[Any, _native.Handle]:

@@ -30,15 +30,21 @@ class LinearScaling:
     """Multiplies learning rates by new size / old size.
 
     Arguments:
-        optimizer: of torch, or any with `param_groups`. Its rates are meant for the job as it is now.
+        optimizer: of torch, or any with `param_groups`.
         scheduler: one of torch that computes rates from `base_lrs` (LambdaLR, OneCycleLR), which are scaled, too.
+        ranks: how many ranks the rates are meant for; by default those of the job as it is now or, in a process that
+            is no rank yet (`hvd.init(elastic_join="later")`), those with which the training begins.
     """
 
-    def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
+    def __init__(self, optimizer: Any, scheduler: Any = None, ranks: int | None = None) -> None:
+        if ranks is not None and ranks < 1:
+            raise ValueError(f"ranks counts those that the rates are meant for, from 1 on; {ranks} does not")
         self._optimizer = optimizer
         self._scheduler = scheduler
+        if ranks is None and native.joins_later():
+            return
         for group in optimizer.param_groups:
-            group.setdefault(_SIZE, native.size())
+            group.setdefault(_SIZE, native.size() if ranks is None else ranks)
 
     def __call__(self) -> None:
         """The size of the job may have changed."""
@@ -77,7 +83,8 @@ class KeepTotalBatch:
         self.batch = batch
         self._optimizer = optimizer
         self.passes = 1
-        self()
+        if not native.joins_later():
+            self()
 
     def __call__(self) -> None:
         """The size of the job may have changed."""

@@ -31,7 +31,7 @@ from farandole.elastic import native as elastic
 from farandole.torch import grad_scaler, phases, run_ahead
 from farandole.torch.gradient_queue import GradientQueue
 from farandole.torch.grouping import Groups
-from farandole.torch.mpi_ops import size
+from farandole.torch.mpi_ops import global_process_set, size
 from farandole.torch.parameter_registry import ParameterRegistry
 from farandole.torch.reduce_options import ReduceOptions, check_passes
 
@@ -56,7 +56,9 @@ class _DistributedOptimizer:
         self._parameter_registry = ParameterRegistry(self._gradient_queue, self.param_groups, named_parameters)
         self._should_synchronize = True
         self._warn_when_synchronized = True
-        self._active = options.process_set.included() and (size() > 1 or elastic.enabled())
+        # A process that joins its job later has no rank yet, and will be in the set of all.
+        is_included = options.process_set is global_process_set or options.process_set.included()
+        self._active = is_included and (elastic.enabled() or size() > 1)
         if self._active:
             # Hooks go with the optimizer, so that another one can be made for the same parameters.
             weakref.finalize(self, self._gradient_queue.remove_hooks)

@@ -8,6 +8,7 @@ from farandole.elastic import HostsUpdatedInterrupt, KeepTotalBatch, LinearScali
 from farandole.torch.elastic.parameter_check import ParameterCheck, ParametersDifferError
 from farandole.torch.elastic.sampler import ElasticBatchSampler, ElasticSampler
 from farandole.torch.elastic.state import TorchState
+from farandole.torch.elastic.streaming import Streaming
 from farandole.torch.elastic.training import Training, step
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "LinearScaling",
     "ParameterCheck",
     "ParametersDifferError",
+    "Streaming",
     "TorchState",
     "Training",
     "run",

@@ -25,6 +25,9 @@ from farandole.elastic import native, partition
 
 __all__ = ["ElasticBatchSampler", "ElasticSampler"]
 
+_OF_SHARES = ("num_replicas", "rank", "remaining_indices", "num_samples", "total_size")
+"""What depends on the number of ranks."""
+
 
 class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
     """Deals the samples of a dataset to the ranks, and what is left of them anew after a change.
@@ -48,6 +51,14 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
         #: Counts how often shares were dealt. Whoever iterates over an old share sees it by this.
         self.deals = 0
         self.reset()
+
+    def __getattr__(self, name: str) -> Any:
+        # Nothing is dealt before the number of ranks is known. Whoever asks then hears why.
+        if name in _OF_SHARES:
+            native.size()
+            self.reset()
+            return vars(self)[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch: nothing of it has been used. Call it at the end of the one before."""
@@ -84,7 +95,9 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
         self.reset()
 
     def reset(self) -> None:
-        """Deals what is left to the ranks of now."""
+        """Deals what is left to the ranks of now; nothing if this process joins later, and is no rank yet."""
+        if native.joins_later():
+            return
         self.num_replicas = native.size()
         self.rank = native.rank()
         everything = partition.order(len(self.dataset), self.shuffle, self.seed, self.epoch)

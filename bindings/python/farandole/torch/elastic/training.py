@@ -30,6 +30,9 @@ step was made by nobody, and is *repeated* or *dropped*: its samples are dealt a
 Who has just started has completed nothing, and gets everything; so the first block of a job begins with a broadcast
 from rank 0, and a process that joins needs no code of its own.
 
+With `streamed=True` most of it comes before that, while the others go on (`streaming`): then the process has made
+their steps when it is let in, and digests of all tensors say what it has not (`transfer.send_what_differs`).
+
 **Who wants to join** is asked once for every step, in a collective that is begun after one step and looked at after the
 next: it costs no wait, and all ranks see the same answer after the same step.
 
@@ -51,12 +54,14 @@ from typing import Any, Literal, Optional
 import torch
 
 from farandole.elastic import native
-from farandole.elastic.agreement import NOTHING, Standing, decide
+from farandole.elastic.agreement import NOTHING, Decision, Standing, decide
+from farandole.elastic.follower import Note
 from farandole.exceptions import HorovodInternalError
 from farandole.torch.delta_optimizer import DeltaOptimizer
-from farandole.torch.elastic import transfer
+from farandole.torch.elastic import replay, transfer
 from farandole.torch.elastic.parameter_check import ParameterCheck
 from farandole.torch.elastic.sampler import ElasticBatchSampler, ElasticSampler
+from farandole.torch.elastic.streaming import Streaming, Streams
 
 __all__ = ["Step", "Training", "step"]
 
@@ -115,6 +120,8 @@ class Training:
         check_every: look after every so many steps whether processes want to join.
         compare_every: compare the parameters of all ranks after every so many steps (`ParameterCheck`); 0: never.
         evict: whether ranks whose parameters differ leave, and the others go on.
+        streamed: whether processes that join get the state before, while the others go on; `Streaming` has limits.
+            Takes effect in an elastic job, and needs `hvd.init(elastic_join="later")`.
         others: whatever else belongs to the state and has `state_dict` and `load_state_dict`: a scheduler, a scaler.
     """
 
@@ -129,6 +136,7 @@ class Training:
         check_every: int = 1,
         compare_every: int = 0,
         evict: bool = False,
+        streamed: bool | Streaming = False,
         **others: Any,
     ) -> None:
         if isinstance(optimizer, DeltaOptimizer):
@@ -156,6 +164,10 @@ class Training:
         #: Where the shares of now begin in the epoch, and how many samples behind that have been read by all ranks.
         self._begin, self._read = 0, 0
         self._check: Optional[Callable[[], list[int]]] = None
+        self._streams: Optional[Streams] = None
+        if streamed and native.may_stream():
+            limits = streamed if isinstance(streamed, Streaming) else Streaming()
+            self._streams = Streams(replay.Parts(model, optimizer, self._others), limits)
         optimizer.register_step_pre_hook(self._optimizer_steps)
         optimizer.register_step_post_hook(self._optimizer_stepped)
 
@@ -181,6 +193,8 @@ class Training:
                 self._set_place(epoch + 1, 0)
         # Nobody leaves while another one may still need its part of the last step.
         self.call(lambda: native.largest([0], "end"))
+        if self._streams is not None:
+            self._streams.note_boundary()
 
     def batches(self, loader: Iterable[Any], together: Any = None) -> Iterator[Any]:
         """The batches of a loader, through changes of the job. Make one step of each.
@@ -226,6 +240,7 @@ class Training:
                 # Nobody is ahead by two blocks, also where the function makes no collective call.
                 native.largest([0], "called")
                 self._count(block)
+                self._tell_followers()
             except HorovodInternalError as error:
                 self._recover_from(error)
                 block.completed = self._completed > before
@@ -234,9 +249,12 @@ class Training:
         return self._counters.result
 
     def join(self) -> None:
-        """Gets the state of the others, if this rank has none yet. All other methods begin with it."""
+        """Gets the state of the others, if this rank has none yet. All other methods begin with it.
+
+        A process that was to join its job later does it here."""
         if self._completed == NOTHING:
             _of_thread.training = self
+            native.join_job(None if self._streams is None else self._streams.follower.follow)
             self._agree_somehow()
 
     # Blocks
@@ -248,12 +266,17 @@ class Training:
         if getattr(_of_thread, "training", None) is not self:
             raise RuntimeError("another Training has begun, and ranks can go on with one alone: this one is over")
         self._block, self._is_to_repeat = block, False
+        if self._streams is not None:
+            self._streams.block_begins()
 
-    def _optimizer_steps(self, *_unused: Any) -> None:
+    def _optimizer_steps(self, _unused: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The optimizer is about to make a step, which must be one that ranks can agree about."""
         if self._completed != NOTHING and (self._block is None or self._block.completed):
             where = "outside of `with training.step()`" if self._block is None else "twice in one block"
             raise RuntimeError(f"optimizer.step() was called {where}: a block and a step belong together")
+        if self._streams is not None and self._block is not None:
+            # torch gives the optimizer as the first argument.
+            self._streams.optimizer_steps(any(one is not None for one in [*args[1:], kwargs.get("closure")]))
 
     def _optimizer_stepped(self, *_unused: Any) -> None:
         block = self._block
@@ -275,8 +298,11 @@ class Training:
         try:
             if error is None:
                 self._optimizer_stepped()
+                self._tell_followers()
                 self._look_around()
                 return False
+            if block.completed and self._streams is not None:
+                self._streams.changed_otherwise()
             lost: Optional[BaseException] = error
         except HorovodInternalError as late:
             lost = late
@@ -296,6 +322,15 @@ class Training:
             native.note_step_lost("repeated" if self._is_to_repeat else "dropped")
         return True
 
+    def _tell_followers(self) -> None:
+        """A block was completed."""
+        if self._streams is not None:
+            self._streams.block_ended(Note(self._completed, self.epoch, self._position))
+
+    @property
+    def _position(self) -> int:
+        return self._batches_used if self.sampler is None else self.sampler.processed_num
+
     def _look_around(self) -> None:
         """After a step: are parameters the same, and does anybody want to join?"""
         self._compare(self.steps)
@@ -306,8 +341,7 @@ class Training:
         if self.steps % self._check_every == 0:
             self._check = native.begin_largest([native.candidates()], "candidates")
         if is_wanted:
-            native.next_generation()
-            self._resets += 1
+            self._next_generation()
             self._agree_somehow()
 
     # Recovery
@@ -317,39 +351,43 @@ class Training:
         if not native.enabled():
             raise error
         self._attempts += 1
-        native.next_generation()
-        self._resets += 1
+        self._next_generation()
         self.optimizer.zero_grad()
         self._agree_somehow(error, to_drop=to_drop and self._on_loss == "drop")
+
+    def _next_generation(self) -> None:
+        if self._streams is not None:
+            self._streams.note_boundary()
+        native.next_generation()
+        self._resets += 1
 
     def _agree_somehow(self, error: HorovodInternalError | None = None, *, to_drop: bool = False) -> None:
         """Agrees with the ranks of this generation, or of a later one if more are lost meanwhile."""
         while True:
             try:
                 self._agree(error, to_drop)
+                if self._streams is not None:
+                    self._streams.note_training()
                 return
             except HorovodInternalError:
                 if not native.enabled() or self._attempts >= _MOST_ATTEMPTS:
                     raise
-            native.next_generation()
-            self._resets += 1
+            self._next_generation()
 
     def _agree(self, error: HorovodInternalError | None, to_drop: bool) -> None:
         self._check = None
         if to_drop:
             self._use(self._begin + self._read)
-        position = self._batches_used if self.sampler is None else self.sampler.processed_num
-        own = [self._completed, self.epoch, position, self._resets, self._attempts, self._size]
-        rows = native.gathered(own, "standings")
-        decision = decide([Standing(*row[:3]) for row in rows])
-        self._resets, self._attempts = max(row[3] for row in rows), max(row[4] for row in rows)
-        if any(row[0] == NOTHING or row[5] != native.size() for row in rows):
+        own = self._standing()
+        rows = native.gathered([*own, self._resets, self._attempts, self._size], "standings")
+        decision = decide([Standing(*row[:4]) for row in rows])
+        self._resets, self._attempts = max(row[4] for row in rows), max(row[5] for row in rows)
+        if any(row[0] == NOTHING or row[6] != native.size() for row in rows):
             # Other ranks than before: what failed may go well now.
             self._attempts = min(self._attempts, 1)
         if error is not None and self._attempts >= _MOST_ATTEMPTS:
             raise error
-        if decision.is_sent:
-            transfer.send_or_receive(decision.source, self.model, self.optimizer, self._others)
+        streamed = self._synchronise(decision, bool(own.is_streamed))
         self._completed, before, self._size = decision.completed, self._size, native.size()
         self._set_place(decision.epoch, decision.position)
         if self._policy is not None:
@@ -359,7 +397,37 @@ class Training:
         if native.rank() == 0 and self._resets > 0:
             is_lost = all(row[0] == NOTHING for row in rows)
             text = "nobody is left who has the state, and it begins anew" if is_lost else f"after step {self.steps}"
-            _say(f"the training goes on with {native.size()} rank(s), {before or 'none'} before: {text}")
+            _say(f"the training goes on with {native.size()} rank(s), {before or 'none'} before: {text}{streamed}")
+
+    def _standing(self) -> Standing:
+        """What this rank brings."""
+        streamed = None if self._streams is None else self._streams.follower.standing
+        if streamed is not None:
+            return Standing(*streamed, is_streamed=1)
+        return Standing(self._completed, self.epoch, self._position)
+
+    def _synchronise(self, decision: Decision, is_streamed: bool) -> str:
+        """Gives all ranks the state of the source. What is to be said of those to whom it was streamed."""
+        what = (decision.source, self.model, self.optimizer, self._others)
+        said = ""
+        if decision.is_sent:
+            transfer.send_or_receive(*what)
+            if self._streams is not None and native.rank() != decision.source:
+                self._streams.changed_otherwise()
+        elif decision.is_to_compare:
+            is_there = is_streamed and self._streams is not None and self._streams.follower.catch_up(decision.completed)
+            sent = transfer.send_what_differs(*what, is_streamed=is_streamed)
+            said = f"; new ranks had got the state before, but {sent.bytes} of {sent.of_bytes} bytes"
+            if is_there and sent.missing:
+                _say(
+                    f"{len(sent.missing)} tensors that were streamed to this process are not those of rank "
+                    f"{decision.source} ({', '.join(sorted(set(sent.missing))[:3])}), and are sent. Steps depend on "
+                    "something else than parameters, gradients and the optimizer (a change of parameters by the "
+                    "script?)"
+                )
+        if self._streams is not None:
+            self._streams.follower.stop()
+        return said
 
     def _set_place(self, epoch: int, position: int) -> None:
         """Goes on from there in the samples, with the ranks of now."""
