@@ -12,10 +12,8 @@ mod ci;
 mod cycles;
 mod deny;
 mod detect;
-mod elastic_bench;
 mod freeze;
 mod fuzz;
-mod jax_bench;
 mod kernels;
 mod memcheck;
 mod miri;
@@ -24,15 +22,14 @@ mod network;
 mod page;
 mod peers;
 mod python;
+mod python_bench;
 mod scope;
 mod shell;
 mod startup;
 mod tally;
-mod tf_bench;
 mod tidy;
 mod times;
 mod tools;
-mod torch_bench;
 mod torch_suite;
 mod train_bench;
 mod venv;
@@ -87,7 +84,7 @@ const CHORES: [Chore; 29] = [
     Chore {
         name: "torch-bench",
         summary: "gradients in PyTorch, against PyTorch's own way [words for the script]",
-        run: torch_bench::run,
+        run: python_bench::torch,
     },
     Chore {
         name: "torch-suite",
@@ -97,12 +94,12 @@ const CHORES: [Chore; 29] = [
     Chore {
         name: "tf-bench",
         summary: "gradients in TensorFlow, against tf.distribute's own way [words for the script]",
-        run: tf_bench::run,
+        run: python_bench::tensorflow,
     },
     Chore {
         name: "jax-bench",
         summary: "arrays in JAX, against JAX's own way [words for the script]",
-        run: jax_bench::run,
+        run: python_bench::jax,
     },
     Chore {
         name: "train-bench",
@@ -112,12 +109,12 @@ const CHORES: [Chore; 29] = [
     Chore {
         name: "elastic-bench",
         summary: "how long a job stands still when it loses a rank, against torchrun [words for the script]",
-        run: elastic_bench::run,
+        run: python_bench::recovery,
     },
     Chore {
         name: "chaos",
         summary: "an elastic job to which everything happens at random [--minutes M] [--seed S] (needs root)",
-        run: elastic_bench::chaos,
+        run: python_bench::chaos,
     },
     Chore { name: "startup", summary: "how soon a job is done, against mpirun [--rounds N]", run: startup::run },
     Chore {

@@ -3,9 +3,9 @@
 //! `cargo xtask python` makes the virtual environments, builds the module into the package's folder, checks its types
 //! and runs the tests: those of `tests/single` outside of a job, one for each core at a time, and those among them that
 //! judge times one after the other; `tests/parallel` (PyTorch), `tests/tensorflow` and `tests/jax` as jobs of two and
-//! of four ranks. `tests/mxnet_single` and `tests/mxnet` are the same for MXNet, in an environment of its own. Every
-//! framework is installed; one that cannot be fails the chore. `--build-only` ends after the build, `--release` builds
-//! what users get, `-k` chooses tests.
+//! of four ranks, the latter without some files (`--whole` runs them, too). `tests/mxnet_single` and `tests/mxnet` are
+//! the same for MXNet, in an environment of its own. Every framework is installed; one that cannot be fails the chore.
+//! `--build-only` ends after the build, `--release` builds what users get, `-k` chooses tests.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -74,8 +74,9 @@ impl Suite {
     }
 }
 
-/// All runs. What Keras and XLA do with gradients does not depend on the number of ranks beyond the operations, which
-/// run on four ranks; compiling their models takes most of a job's time, so two ranks do that.
+/// All runs. What frameworks do with gradients does not depend on the number of ranks beyond the operations, which run
+/// on four ranks; compiling graphs and models takes most of a job's time, so two ranks do that. `--whole` leaves
+/// nothing out.
 static SUITES: [Suite; 12] = [
     Suite::new("single", Company::Others),
     Suite::new("single", Company::Nobody),
@@ -85,11 +86,20 @@ static SUITES: [Suite; 12] = [
     Suite {
         folder: "tensorflow",
         company: Company::Ranks("4"),
-        without: &["test_keras_3.py", "test_xla.py"],
+        without: &[
+            "test_api_data_service.py",
+            "test_api_functions.py",
+            "test_api_optimizer.py",
+            "test_api_states.py",
+            "test_keras_3.py",
+            "test_kernels.py",
+            "test_ops_graphs.py",
+            "test_xla.py",
+        ],
         venv: &MAIN,
     },
     Suite::new("jax", Company::Ranks("2")),
-    Suite::new("jax", Company::Ranks("4")),
+    Suite { folder: "jax", company: Company::Ranks("4"), without: &["test_training.py"], venv: &MAIN },
     Suite::of_mxnet("mxnet_single", Company::Others),
     Suite::of_mxnet("mxnet_single", Company::Nobody),
     Suite::of_mxnet("mxnet", Company::Ranks("2")),
@@ -109,6 +119,8 @@ const THREADS: [(&str, &str); 3] =
 struct Wish {
     build_only: bool,
     profile: Profile,
+    /// Whether no run leaves files to another one.
+    whole: bool,
     /// pytest's expression that chooses tests.
     choice: Option<String>,
 }
@@ -136,7 +148,7 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     if wish.choice.is_none() {
         check_types()?;
     }
-    println!("\n{}", test(&built, SUITES.iter(), wish.choice.as_deref())?);
+    println!("\n{}", test(&built, SUITES.iter(), &wish)?);
     Ok(())
 }
 
@@ -146,7 +158,7 @@ pub(crate) fn check() -> Result<Tally> {
     venv::make_for_mxnet()?;
     let built = build(Profile::Dev, Scope::Everything)?;
     check_types()?;
-    test(&built, SUITES.iter().filter(|suite| suite.company != Company::Nobody), None)
+    test(&built, SUITES.iter().filter(|suite| suite.company != Company::Nobody), &Wish::default())
 }
 
 /// The leg of `cargo xtask ci --fast`: types, and PyTorch on two ranks.
@@ -154,7 +166,7 @@ pub(crate) fn check_briefly() -> Result<Tally> {
     let built = build(Profile::Dev, Scope::Everything)?;
     check_types()?;
     let is_brief = |suite: &&Suite| suite.folder == "parallel" && suite.company == Company::Ranks("2");
-    test(&built, SUITES.iter().filter(is_brief), None)
+    test(&built, SUITES.iter().filter(is_brief), &Wish::default())
 }
 
 /// The leg that has the machine to itself.
@@ -162,7 +174,7 @@ pub(crate) fn check_times() -> Result<Tally> {
     make_environment()?;
     venv::make_for_mxnet()?;
     let built = build(Profile::Dev, Scope::Everything)?;
-    test(&built, SUITES.iter().filter(|suite| suite.company == Company::Nobody), None)
+    test(&built, SUITES.iter().filter(|suite| suite.company == Company::Nobody), &Wish::default())
 }
 
 /// What a build leaves.
@@ -217,24 +229,24 @@ fn check_types() -> Result<()> {
     Shell::new(python()).words(&words).run().map(drop)
 }
 
-fn test(built: &Built, suites: impl Iterator<Item = &'static Suite>, choice: Option<&str>) -> Result<Tally> {
+fn test(built: &Built, suites: impl Iterator<Item = &'static Suite>, wish: &Wish) -> Result<Tally> {
     let mut total = Tally::default();
     let mut empty = Vec::new();
     for suite in suites {
-        let tally = pytest(built, suite, choice)?;
+        let tally = pytest(built, suite, wish)?;
         if tally.passed == 0 {
             empty.push(suite.title());
         }
         total += tally;
     }
-    if choice.is_none() && !empty.is_empty() || total.passed == 0 {
+    if wish.choice.is_none() && !empty.is_empty() || total.passed == 0 {
         bail!("no test ran in {}", empty.join(" and "));
     }
     Ok(total)
 }
 
 /// Runs the tests of one folder.
-fn pytest(built: &Built, suite: &Suite, choice: Option<&str>) -> Result<Tally> {
+fn pytest(built: &Built, suite: &Suite, wish: &Wish) -> Result<Tally> {
     let Suite { folder, company, without, venv } = suite;
     let (python, command) =
         (venv.python().to_string_lossy().into_owned(), built.command.to_string_lossy().into_owned());
@@ -244,7 +256,7 @@ fn pytest(built: &Built, suite: &Suite, choice: Option<&str>) -> Result<Tally> {
         Company::Ranks(ranks) => shell.words(&[&command, "run", "-np", ranks]),
         Company::Others | Company::Nobody => shell,
     };
-    let mut shell = shell.words(&[&python, "-m", "pytest", "--durations=5", &folder]);
+    let mut shell = shell.words(&[&python, "-m", "pytest", "--durations=20", &folder]);
     match company {
         Company::Others => {
             let cores = thread::available_parallelism().context("counting cores")?.to_string();
@@ -255,10 +267,10 @@ fn pytest(built: &Built, suite: &Suite, choice: Option<&str>) -> Result<Tally> {
         // A rank that goes on after a failure would wait for others in tests that they do not run any more.
         Company::Ranks(_) => shell = shell.words(&["--exitfirst"]),
     }
-    for file in *without {
+    for file in without.iter().filter(|_| !wish.whole) {
         shell = shell.words(&[&format!("--ignore={folder}/{file}")]);
     }
-    if let Some(choice) = choice {
+    if let Some(choice) = &wish.choice {
         shell = shell.words(&["-k", choice]).accept(NO_TESTS);
     }
     for (name, value) in THREADS {
@@ -284,8 +296,11 @@ impl Wish {
             match word.as_str() {
                 "--build-only" => wish.build_only = true,
                 "--release" => wish.profile = Profile::Release,
+                "--whole" => wish.whole = true,
                 "-k" => wish.choice = Some(words.next().context("`-k` needs an expression")?.clone()),
-                other => bail!("`cargo xtask python` takes --build-only, --release and -k EXPRESSION, not `{other}`"),
+                other => bail!(
+                    "`cargo xtask python` takes --build-only, --release, --whole and -k EXPRESSION, not `{other}`"
+                ),
             }
         }
         Ok(wish)
@@ -304,8 +319,9 @@ mod tests {
     fn words_are_understood() {
         assert_eq!(read(&[]).unwrap(), Wish::default());
         let wish = read(&["--release", "-k", "a or b"]).unwrap();
-        assert_eq!(wish, Wish { build_only: false, profile: Profile::Release, choice: Some("a or b".to_owned()) });
-        assert!(read(&["--build-only"]).unwrap().build_only);
+        let choice = Some("a or b".to_owned());
+        assert_eq!(wish, Wish { profile: Profile::Release, choice, ..Wish::default() });
+        assert!(read(&["--build-only"]).unwrap().build_only && read(&["--whole"]).unwrap().whole);
         assert!(read(&["-k"]).is_err() && read(&["--fast"]).is_err());
     }
 

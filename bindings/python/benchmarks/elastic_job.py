@@ -140,18 +140,28 @@ def state_of(pid: int) -> str:
         return "X"
 
 
-def one_history(job: Job) -> list[Note]:
-    """A note for every step, on which all processes agree; ends everything if they do not."""
-    steps: dict[int, Note] = {}
+def one_history(job: Job, *, has_cuts: bool = False) -> list[Note]:
+    """A note for every step, on which all processes agree; ends everything if they do not.
+
+    A process that is cut off may complete a step of which the others do not hear before they go on without it. They
+    make that step again. So, with `has_cuts`, the last note of a process that is lost counts only if nobody has more.
+    """
+    noted: dict[int, list[tuple[int, Note]]] = {}
     for pid, notes in job.notes.items():
         numbers = [note.step for note in notes]
         # A process may be taken over a step that it has missed, and is given the state after it.
         if any(later <= earlier for earlier, later in zip(numbers, numbers[1:])):
             job.fail(f"process {pid} came to a step twice")
         for note in notes:
-            known = steps.setdefault(note.step, note)
-            if (known.checksum, known.size) != (note.checksum, note.size):
-                job.fail(f"after step {note.step}, process {pid} has {note}, and others have {known}")
+            noted.setdefault(note.step, []).append((pid, note))
+    steps: dict[int, Note] = {}
+    for number, by_process in noted.items():
+        gone_on = [one for one in by_process if job.notes[one[0]][-1].step > number or is_running(one[0])]
+        counted = (has_cuts and gone_on) or by_process
+        steps[number] = counted[0][1]
+        for pid, note in counted:
+            if (note.checksum, note.size) != (steps[number].checksum, steps[number].size):
+                job.fail(f"after step {number}, process {pid} has {note}, and others have {steps[number]}")
     history = [steps[number] for number in sorted(steps)]
     missing = [number for number, note in enumerate(history, 1) if note.step != number]
     if missing:
@@ -159,9 +169,9 @@ def one_history(job: Job) -> list[Note]:
     return history
 
 
-def check_history(job: Job, worker: str) -> str:
+def check_history(job: Job, worker: str, *, has_cuts: bool = False) -> str:
     """Runs the same membership history without faults; ends everything if the parameters are others."""
-    history = one_history(job)
+    history = one_history(job, has_cuts=has_cuts)
     (job.folder / "history").write_text("".join(f"{note.size} {note.checksum}\n" for note in history))
     words = [sys.executable, str(WORKER)] if worker == "torch" else [worker]
     done = subprocess.run([*words, "history", str(job.folder)], capture_output=True, text=True, check=False)

@@ -1,9 +1,9 @@
-"""How long a job stands still when it loses a rank: farandole beside torchrun, faults of several kinds.
+"""How long a job stands still when it loses a rank: farandole beside torchrun and torchft, faults of several kinds.
 
 A job of N ranks trains (`elastic_worker.py`, or `chaos_worker` in Rust, which notes the same). In each round one rank
 is lost, and the time until all others have completed a step without it is taken; under torchrun, until all ranks have
-completed one after they were started again. Then the round waits until the job has its size again. Jobs of the
-contestants take turns. Faults:
+completed one after they were started again. torchft's survivors go on, as farandole's do (`torchft_job.py`). Then the
+round waits until the job has its size again. Jobs of the contestants take turns. Faults:
 
 - `kill`: SIGKILL; all ranks on this host.
 - `stop`: SIGSTOP; all ranks on this host.
@@ -33,8 +33,8 @@ from elastic_job import PATIENCE, WORKER, Job, Note, check_history, end_on_signa
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
-PEERS = {"torchft": "torchft", "horovod": "horovod.common.elastic"}
-"""Others that have elastic jobs, and a module that they bring along. They have no worker here."""
+OTHERS = {"torchrun": "torch.distributed.run", "torchft": "torchft", "horovod": "horovod.common.elastic"}
+"""Others that have elastic jobs, and a module that they bring along. Horovod has no worker here."""
 
 
 class Contest(NamedTuple):
@@ -62,6 +62,9 @@ def start(contest: Contest, silence: float, network: Optional[namespaces.Network
         words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--max-restarts", "10000"]
         words += ["--monitor-interval", "0.1", str(WORKER), "torchrun", str(folder)]
         return Job("torchrun", words, folder, environment)
+    if contest.contestant == "torchft":
+        words = [sys.executable, str(WORKER.with_name("torchft_job.py")), ranks, str(folder)]
+        return Job("torchft", words, folder, environment)
     flags = ["-np", ranks, "--min-np", "1", "--max-np", ranks, "--heartbeat-timeout", str(silence)]
     flags += ["--blacklist-cooldown-range", "0", "0"]
     if contest.fault != "cut":
@@ -141,7 +144,8 @@ def table(rows: list[tuple[Contest, list[Round]]]) -> Iterator[str]:
         repeated = max(one.repeated for one in rounds)
         # torchrun begins anew, and a worker that counts no tries does not say.
         shown = "all" if contest.contestant == "torchrun" else str(repeated) if repeated >= 0 else "-"
-        name = contest.contestant if contest.contestant == "torchrun" else f"farandole, {worker_name(contest.worker)}"
+        is_ours = contest.contestant == "farandole"
+        name = f"farandole, {worker_name(contest.worker)}" if is_ours else contest.contestant
         yield f"| {name} | {contest.ranks} | {contest.fault} | {len(rounds)} | {figures} | {shown} |"
 
 
@@ -150,35 +154,63 @@ def worker_name(worker: str) -> str:
     return "torch" if worker == "torch" else "Rust"
 
 
-def contests(args: argparse.Namespace) -> Iterator[Contest]:
+def contests(args: argparse.Namespace, contestants: list[str]) -> Iterator[Contest]:
     """In the order in which they are run: contestants take turns."""
     workers = ["torch" if worker == "torch" else args.rust_worker for worker in args.workers.split(",")]
     for ranks in map(int, args.ranks.split(",")):
         for fault in args.faults.split(","):
-            for contestant in args.only.split(","):
+            for contestant in contestants:
                 if contestant == "farandole":
                     yield from (Contest(contestant, worker, ranks, fault) for worker in workers if worker)
-                elif fault == "kill":
-                    # It notices nothing of the others.
+                elif fault == "kill" or fault == "stop" and contestant == "torchft":
+                    # torchrun notices nothing else.
                     yield Contest(contestant, "torch", ranks, fault)
 
 
-def say_who_is_missing() -> None:
-    """Others with elastic jobs are named, and not left out silently."""
-    for peer, module in PEERS.items():
-        tried = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, check=False)
-        words = tried.stderr.strip().splitlines()[-1:] or ["it is installed, and this benchmark has no worker for it"]
-        print(f"{peer} is not measured: {words[0]}", flush=True)
+def those_present(wanted: list[str]) -> list[str]:
+    """The contestants that can be measured; others are named, and not left out silently."""
+    present = [contestant for contestant in wanted if contestant not in OTHERS]
+    for peer in (contestant for contestant in OTHERS if contestant in wanted):
+        words = [sys.executable, "-c", f"import {OTHERS[peer]}"]
+        tried = subprocess.run(words, capture_output=True, text=True, check=False)
+        if tried.returncode == 0 and peer != "horovod":
+            present.append(peer)
+        else:
+            why = tried.stderr.strip().splitlines()[-1:] or ["it is installed, and this benchmark has no worker for it"]
+            print(f"{peer} is not measured: {why[0]}", flush=True)
+    return present
+
+
+def measure(
+    contest: Contest, rounds: int, silence: float, network: Optional[namespaces.Network], dice: random.Random
+) -> Iterator[Round]:
+    """The rounds of one job. Another contestant's job may stay stuck: that is said, and the others have their turn."""
+    job, is_good = start(contest, silence, network), False
+    try:
+        for number in range(1, rounds + 1):
+            try:
+                yield lose_one(job, contest, network, dice)
+            except SystemExit as error:
+                if contest.contestant == "farandole":
+                    raise
+                print(f"round {number} of {rounds}: {str(error).splitlines()[-1]}", flush=True)
+                return
+        if contest.contestant == "farandole":
+            job.stop()
+            print(check_history(job, contest.worker, has_cuts=contest.fault == "cut"), flush=True)
+        is_good = True
+    finally:
+        job.end(keep=not is_good)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", default="2,4,8", help="sizes of jobs")
     parser.add_argument("--faults", default="kill,stop,cut", help="kill, stop, cut")
-    parser.add_argument("--only", default="farandole,torchrun", help="contestants")
+    parser.add_argument("--only", default="farandole,torchrun,torchft,horovod", help="contestants")
     parser.add_argument("--workers", default="torch,rust", help="of farandole's jobs: torch, rust")
     parser.add_argument("--rust-worker", help="the program `chaos_worker`")
-    parser.add_argument("--rounds", type=int, default=50, help="losses of farandole's jobs; torchrun gets a fifth")
+    parser.add_argument("--rounds", type=int, default=50, help="losses of farandole's jobs; others get a fifth")
     parser.add_argument("--silence", type=float, default=0.5, help="--heartbeat-timeout, in seconds")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -188,19 +220,12 @@ def main() -> None:
         network = namespaces.Network(1 + max(map(int, args.ranks.split(","))), new_folder())
     end_on_signals()
     dice, rows = random.Random(args.seed), []
-    say_who_is_missing()
-    for contest in contests(args):
+    for contest in contests(args, those_present(args.only.split(","))):
         rounds = args.rounds if contest.contestant == "farandole" else max(1, args.rounds // 5)
-        job, is_good = start(contest, args.silence, network), False
-        try:
-            rows.append((contest, [lose_one(job, contest, network, dice) for _ in range(rounds)]))
+        measured = list(measure(contest, rounds, args.silence, network, dice))
+        if measured:
+            rows.append((contest, measured))
             print(list(table(rows[-1:]))[-1], flush=True)
-            if contest.contestant == "farandole":
-                job.stop()
-                print(check_history(job, contest.worker), flush=True)
-            is_good = True
-        finally:
-            job.end(keep=not is_good)
     print("\n".join(table(rows)))
 
 

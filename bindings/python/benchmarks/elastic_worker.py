@@ -36,6 +36,9 @@ SAMPLES, BATCH = 1021, 4
 PROBE = 20_000
 """Length of the sum that is checked."""
 
+PACE_S = 0.005
+"""What a step would compute, times the number of ranks: eight on two processors have to live together."""
+
 
 class Notes:
     """What this process has done, for the one that measures."""
@@ -140,6 +143,7 @@ def farandole(notes: Notes) -> None:
             with training.step():
                 wrapped.zero_grad()
                 compute(model, training.steps, hvd.rank())
+                time.sleep(PACE_S * hvd.size())
                 used = torch.zeros(SAMPLES, dtype=torch.int32)
                 used[samples] += 1
                 used = hvd.allreduce(used, op=hvd.Sum, name="used")
@@ -171,9 +175,54 @@ def torchrun(notes: Notes) -> None:
     while True:
         optimizer.zero_grad()
         compute(wrapped, step, dist.get_rank())
+        time.sleep(PACE_S * dist.get_world_size())
         optimizer.step()
         step += 1
         notes.add(step, dist.get_world_size(), checksum(model))
+
+
+def torchft(notes: Notes) -> None:
+    """torchft over gloo: every process is a replica of its own, and a lighthouse knows who is there.
+
+    Gradients go through the manager, one call for each: torchft 0.2's DistributedDataParallel ended both survivors of
+    three when one was killed.
+    """
+    import datetime
+
+    import torch.distributed as dist
+    import torchft as ft
+
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    model, optimizer = network()
+
+    def load(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    patience = datetime.timedelta(seconds=5)
+    manager = ft.Manager(
+        pg=ft.ProcessGroupGloo(timeout=patience),
+        load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        min_replica_size=1,
+        use_async_quorum=False,
+        timeout=patience,
+        rank=0,
+        world_size=1,
+        store_addr="localhost",
+        store_port=store.port,
+        replica_id=f"replica_{os.getpid()}",
+    )
+    while True:
+        optimizer.zero_grad()
+        manager.start_quorum()
+        compute(model, manager.current_step(), 0)
+        time.sleep(PACE_S * manager.num_participants())
+        for work in [manager.allreduce(parameter.grad) for parameter in model.parameters()]:
+            work.wait()
+        if manager.should_commit():
+            optimizer.step()
+            notes.add(manager.current_step(), manager.num_participants(), checksum(model), tries=0)
 
 
 def parameters_of(sizes: Iterator[int]) -> Iterator[int]:
@@ -202,5 +251,5 @@ def history(folder: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     mode, place = sys.argv[1], pathlib.Path(sys.argv[2])
-    modes: dict[str, Callable[[Notes], None]] = {"farandole": farandole, "torchrun": torchrun}
+    modes: dict[str, Callable[[Notes], None]] = {"farandole": farandole, "torchrun": torchrun, "torchft": torchft}
     history(place) if mode == "history" else modes[mode](Notes(place))

@@ -17,7 +17,7 @@ import pathlib
 import subprocess
 import sys
 
-_INSIDE = "FARANDOLE_BENCH_NAMESPACES"
+_INSIDE = "ELASTIC_NAMESPACES"
 """Says that the namespaces have been entered."""
 
 _NOWHERE = "02:00:00:00:00:01"
