@@ -15,7 +15,7 @@ use std::time::Duration;
 use farandole::elastic::{ElasticState, WorldChange};
 use farandole::{Result, World};
 use farandole_testing::Folder;
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 
 #[path = "../../farandole/examples/elastic.rs"]
 #[allow(unreachable_pub, reason = "an example is a program of its own")]
@@ -187,6 +187,47 @@ const NO_REPLACEMENT: [&str; 3] = ["--blacklist-cooldown-range", "900", "900"];
 
 fn run_without_replacement(ranks: &str, fates: &str) -> Ended {
     run(&[&["-np", ranks, "--min-np", "1", "--heartbeat-timeout", "2"], &NO_REPLACEMENT[..]].concat(), fates)
+}
+
+/// A job of two in which member 0 comes when there is a file `go`, and member 1 never; both note their processes.
+const ONE_COMES: &str = r#"
+    echo $$ > "$ELASTIC_TEST_PLACE/new.$FARANDOLE_ELASTIC_MEMBER"
+    mv "$ELASTIC_TEST_PLACE/new.$FARANDOLE_ELASTIC_MEMBER" "$ELASTIC_TEST_PLACE/pid.$FARANDOLE_ELASTIC_MEMBER"
+    [ "$FARANDOLE_ELASTIC_MEMBER" = 0 ] || exec sleep 100
+    until [ -e "$ELASTIC_TEST_PLACE/go" ]; do sleep 0.01; done
+    "$0" --ignored --exact a_member_trains --nocapture > "$ELASTIC_TEST_PLACE/said" 2>&1
+    touch "$ELASTIC_TEST_PLACE/over"
+"#;
+
+#[test]
+fn a_process_that_waits_for_its_job_to_begin_is_told_that_the_launcher_is_gone() {
+    // Member 0 waits already when the launcher is killed, or comes afterwards.
+    for waits in [true, false] {
+        let place = Folder::new();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_farandole"));
+        command.args(["run", "-np", "2", "--min-np", "2", "sh", "-c", ONE_COMES]);
+        let mut launcher = command.arg(std::env::current_exe().unwrap()).env(PLACE, &*place).spawn().unwrap();
+        let pids: Vec<Pid> = (0..2)
+            .map(|member| {
+                farandole_testing::wait_for("a member", DEADLINE, || {
+                    let pid = std::fs::read_to_string(place.join(format!("pid.{member}"))).ok()?;
+                    Pid::from_raw(pid.trim().parse().ok()?)
+                })
+            })
+            .collect();
+        let go = || std::fs::write(place.join("go"), "").unwrap();
+        if waits {
+            go();
+            farandole_testing::wait_until("member 0 to come", DEADLINE, || place.join("steps.0").exists());
+        }
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        go();
+        farandole_testing::wait_until("member 0 to be told", DEADLINE, || place.join("over").exists());
+        let said = std::fs::read_to_string(place.join("said")).unwrap();
+        assert!(said.contains("nobody else can begin this elastic job"), "{said}");
+        kill_process(pids[1], Signal::KILL).unwrap();
+    }
 }
 
 #[test]

@@ -198,6 +198,11 @@ impl Server {
         self.commands.post(Command::Learn(generation));
     }
 
+    /// Nobody is left who could begin an elastic job: if it has not begun, all who wait or still come are refused.
+    pub fn abandon(&self, why: &str) {
+        self.commands.post(Command::Abandon(why.to_owned()));
+    }
+
     /// Tells all other members on this host what has become of one of an elastic job.
     pub fn lost(&self, member: u64, notice: &FailureNotice) {
         self.commands.post(Command::Lost(member, notice.clone()));
@@ -237,6 +242,7 @@ pub(super) enum Command {
     Pronounce(FailureNotice, Option<u64>),
     Found(Generation),
     Learn(Generation),
+    Abandon(String),
     Lost(u64, FailureNotice),
     Close,
 }

@@ -88,6 +88,8 @@ pub(super) struct ServerLoop {
     size: Size,
     /// The latest generation of an elastic job that was heard of.
     generation: Option<Generation>,
+    /// Why there will be none, where there is none.
+    abandoned: Option<String>,
     commands: Mailbox<Command>,
     server_process: ServerProcess,
     arrivals: Arrivals,
@@ -147,6 +149,7 @@ impl ServerLoop {
             rule,
             size,
             generation: None,
+            abandoned: None,
             commands,
             server_process: ServerProcess { rank: None, pid: std::process::id(), host },
             arrivals,
@@ -370,6 +373,7 @@ impl ServerLoop {
             }
             Command::Found(generation) => self.found(generation, now),
             Command::Learn(generation) => self.learn(generation, now),
+            Command::Abandon(why) => self.abandon(why, now),
             Command::Lost(member, notice) => self.tell_of_loss(member, notice),
             Command::Close => {
                 self.turn_entrants_away("the job is over", now);

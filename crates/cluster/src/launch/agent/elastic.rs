@@ -9,7 +9,9 @@
 //! **Members of an earlier agent** of this host, which the launcher has lost, are looked for when it
 //! asks. Nobody here looks after them.
 //!
-//! **Without a launcher** nobody starts members and nobody reads what they write; both are all that is missing.
+//! **Without a launcher** nobody starts members and nobody reads what they write; both are all that is missing in a job
+//! that has begun. One that has not never will, so whoever waits for that is refused; programs that do not come to the
+//! rendezvous go on.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -19,6 +21,9 @@ use crate::environment as variable;
 use crate::launch::failure::member_name;
 use crate::launch::message::{AgentReport, Directive, HowEnded, RankSlot, StartRanks};
 use crate::rendezvous::{FailureKind, FailureNotice, RendezvousEvent};
+
+/// What a process is told that waits for a job to begin when the launcher is gone.
+pub(super) const ABANDONED: &str = "the launcher (farandole run) has ended or is not heard of, and nobody else can begin this elastic job: start it again";
 
 impl Agent {
     pub(super) fn obey_elastic(&mut self, directive: Directive, now: Instant) {

@@ -265,8 +265,10 @@ impl Agent {
         if self.launcher == Launcher::There {
             self.launcher = Launcher::Gone;
             (self.awaited, self.results) = (None, ResultQueue::default());
-            if self.kind == JobKind::Fixed {
-                self.children.clear(ORPHANED_GRACE, now);
+            match (self.kind, &self.server) {
+                (JobKind::Fixed, _) => self.children.clear(ORPHANED_GRACE, now),
+                (JobKind::Elastic, Some(server)) => server.abandon(elastic::ABANDONED),
+                (JobKind::Elastic, None) => {}
             }
         }
     }

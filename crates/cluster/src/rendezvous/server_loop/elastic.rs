@@ -3,6 +3,7 @@
 //! Before the job begins whoever enters waits, and the owner is told. [`Command::Found`] begins it. From then on the
 //! server knows a generation, at first the founding one, later what members say they have entered or the owner has
 //! heard from another host; whoever enters then is answered at once with how the members of the latest are reached.
+//! [`Command::Abandon`] says that nobody will begin it: whoever waits for that, now or later, is refused.
 //!
 //! **Founding and entering may cross**: a process that enters while the owner's decision is on its way is not in the
 //! list. It is a candidate like those who come later, and not a founder that everybody misses.
@@ -52,6 +53,10 @@ impl ServerLoop {
         };
         if let Some(why) = self.arrivals.refuses_job(job) {
             return self.dismiss(id, &Down::Refused(why), now);
+        }
+        if let (Some(why), None) = (&self.abandoned, &self.generation) {
+            let refusal = Down::Refused(why.clone());
+            return self.dismiss(id, &refusal, now);
         }
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.stage = stage;
@@ -105,6 +110,14 @@ impl ServerLoop {
             self.report(RendezvousEvent::Entering(generation.clone()));
             self.learn(generation, now);
         }
+    }
+
+    /// The owner will not begin the job any more. One that has begun goes on without it.
+    pub(super) fn abandon(&mut self, why: String, now: Instant) {
+        if self.generation.is_none() {
+            self.turn_entrants_away(&why, now);
+        }
+        self.abandoned = Some(why);
     }
 
     /// Tells the members of this host what has become of another.
