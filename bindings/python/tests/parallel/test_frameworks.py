@@ -4,6 +4,8 @@ All of them train the network of `exact`, so sums do not round, and losses are c
 told the backend in the way that its users do.
 """
 
+import socket
+
 import accelerate
 import lightning
 import pytest
@@ -39,10 +41,15 @@ def place():
 
 
 def free_port():
-    """A port that nobody listens at, the same on all ranks."""
+    """A port that nobody listens at, the same on all ranks.
+
+    The listener that finds it has gone before any other rank hears of it: one that came too early would be connected to
+    that listener, and lose it.
+    """
     hvd.init()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port = hvd.broadcast_object(store.port, 0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        found = listener.getsockname()[1]
+    port = hvd.broadcast_object(found, 0)
     hvd.shutdown()
     return port
 
