@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::data::folder::{self, FolderConfig, MAX_LABELS, Meaning};
-use crate::data::generated::{self, Sizes};
-use crate::data::{Augment, DataSet};
 use crate::error::{Error, Result};
 use crate::job::TrainJob;
 use crate::model::Architecture;
-use crate::sample::ImageShape;
+use farandole_data::folder::{self, FolderConfig, MAX_LABELS, Meaning};
+use farandole_data::generated::{self, Sizes};
+use farandole_data::sample::ImageShape;
+use farandole_data::{Augment, DataSet};
 
 /// The names of generated data sets.
 pub const GENERATED: [&str; 5] = ["cifar-like", "imagenet-like", "bigearthnet-like", "faces-like", "pairs-like"];
@@ -110,7 +110,7 @@ pub fn augment(job: &TrainJob, data: &dyn DataSet) -> Result<Augment> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::Split;
+    use farandole_data::sample::Split;
 
     fn job(name: &str) -> TrainJob {
         let mut job = TrainJob::new();

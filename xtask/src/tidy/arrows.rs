@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Complaint;
 
 /// Every crate of the workspace and the crates of the workspace that it may depend on.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     (TEST_SUPPORT, &[]),
     ("farandole-settings", &[]),
     ("farandole-plan", &[]),
@@ -21,7 +21,8 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("farandole-engine", ENGINE),
     ("farandole-cluster", &["farandole-plan", "farandole-settings", "farandole-transport", "farandole-trace"]),
     ("farandole", LIBRARY),
-    ("farandole-train", &["farandole"]),
+    ("farandole-data", &["farandole-trace"]),
+    ("farandole-train", &["farandole", "farandole-data"]),
     ("farandole-cli", COMMAND),
     ("farandole-c", &["farandole"]),
     ("farandole-python", &["farandole", "farandole-c"]),

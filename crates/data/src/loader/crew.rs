@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use farandole::Phase;
+use farandole_trace::event::Phase;
 
 use super::{LoaderError, Walk};
 use crate::sample::SampleBatch;

@@ -6,8 +6,12 @@
 //! and hands them out as batches in order. Everything that is left to chance comes from `chance`, named by a seed, so
 //! that neither the number of ranks nor of threads changes what is learned from.
 //!
+//! [`sample`] has the vocabulary.
+//!
 //! What is deliberately not here: tensors, and any communication between ranks. Ranks know each other's share by the
 //! same law.
+
+#![forbid(unsafe_code)]
 
 pub mod augment;
 pub mod chance;
@@ -16,6 +20,7 @@ pub mod generated;
 mod geometry;
 pub mod loader;
 mod resample;
+pub mod sample;
 pub mod shard;
 
 pub use augment::Augment;

@@ -18,7 +18,7 @@ mod maker;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use farandole::Recorder;
+use farandole_trace::Recorder;
 
 use super::augment::Augment;
 use super::shard::{Permutation, SampleOrder, Shard};

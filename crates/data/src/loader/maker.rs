@@ -7,7 +7,7 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use farandole::Recorder;
+use farandole_trace::Recorder;
 
 use super::super::chance::{Chance, StreamPurpose};
 use super::super::shard::{Permutation, SampleOrder, Shard};

@@ -9,9 +9,9 @@ use super::super::chance::{Chance, StreamPurpose};
 use super::super::{Loader, LoaderConfig, SampleOrder};
 use super::*;
 
-const JPEG: &[u8] = include_bytes!("../../../tests/images/ramp.jpg");
-const GREY: &[u8] = include_bytes!("../../../tests/images/grey-progressive.jpg");
-const CMYK: &[u8] = include_bytes!("../../../tests/images/cmyk.jpg");
+const JPEG: &[u8] = include_bytes!("../../tests/images/ramp.jpg");
+const GREY: &[u8] = include_bytes!("../../tests/images/grey-progressive.jpg");
+const CMYK: &[u8] = include_bytes!("../../tests/images/cmyk.jpg");
 const SHAPE: ImageShape = ImageShape { bands: 3, height: 8, width: 8 };
 
 /// A folder of images.
