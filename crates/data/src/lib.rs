@@ -19,9 +19,11 @@ pub mod folder;
 pub mod generated;
 mod geometry;
 pub mod loader;
+pub mod records;
 mod resample;
 pub mod sample;
 pub mod shard;
+pub mod storage;
 
 pub use augment::Augment;
 pub use loader::{Epoch, Loader, LoaderConfig, LoaderError};
