@@ -16,6 +16,7 @@
 pub mod augment;
 pub mod chance;
 pub mod folder;
+pub mod format;
 pub mod generated;
 mod geometry;
 pub mod loader;
