@@ -2,7 +2,7 @@
 //!
 //! Each format has a module that reads records one after another (`SequentialReader`: large reads, bounded memory) or
 //! one by its place, and writes them. [`tfrecord`] frames records that are [`example`]s, [`tar`] has the shards of
-//! WebDataset. All of them read a [`StoredFile`], so any storage will do, and write a [`NewFile`], which has its final
+//! WebDataset, and [`parquet`] files have an image in each row. All of them read a [`StoredFile`], so any storage will do, and write a [`NewFile`], which has its final
 //! name only when it is complete.
 //!
 //! **Invariant:** decoders are total. Whatever is in a file, reading ends with a record or with a [`FormatError`] that
@@ -13,6 +13,7 @@
 
 pub mod example;
 mod new_file;
+pub mod parquet;
 pub mod pnm;
 mod stored_file;
 pub mod tar;
@@ -20,6 +21,7 @@ pub mod tfrecord;
 mod write;
 
 pub use new_file::NewFile;
+pub use parquet::ParquetShard;
 pub use stored_file::{SequentialReader, StoredFile};
 pub(crate) use write::image_ending;
 pub use write::{FolderWriter, NewRecord, ShardWriter, TarShard, TfRecordShard};

@@ -14,6 +14,7 @@ pub(crate) enum Format {
     Images,
     TfRecord,
     Tar,
+    Parquet,
 }
 
 /// Files of one format.
@@ -30,8 +31,7 @@ pub(crate) struct Found {
 const HEAD_BYTES: usize = 512;
 
 /// What is read, for errors.
-const READ: &str =
-    "TFRecord (.tfrecord), WebDataset (.tar) and images (.jpg, .png) in a folder for each class are read";
+const READ: &str = "TFRecord (.tfrecord), WebDataset (.tar), Parquet (.parquet) and images (.jpg, .png) in a folder for each class are read";
 
 /// Finds the files of a path.
 pub(crate) fn find(storage: &Arc<dyn Storage>, path: &str) -> Result<Found, DataError> {
@@ -103,6 +103,7 @@ fn by_name(path: &str) -> Result<Option<Format>, DataError> {
     Ok(match ending {
         _ if is_tfrecord => Some(Format::TfRecord),
         "tar" => Some(Format::Tar),
+        "parquet" => Some(Format::Parquet),
         "jpg" | "jpeg" | "png" => Some(Format::Images),
         _ => None,
     })
@@ -116,6 +117,8 @@ fn by_head(storage: &Arc<dyn Storage>, object: &Object) -> Result<Option<Format>
         Some(Format::TfRecord)
     } else if tar::is_tar(&head) {
         Some(Format::Tar)
+    } else if head.starts_with(b"PAR1") {
+        Some(Format::Parquet)
     } else {
         None
     })

@@ -16,6 +16,7 @@ mod find;
 mod folder;
 mod index;
 mod labels;
+mod parquet;
 mod pattern;
 mod scan;
 mod sharded;
@@ -87,6 +88,7 @@ fn open_found(
     let reader: Box<dyn sharded::ShardReader> = match found.format {
         find::Format::Images => return Ok(Arc::new(folder::FolderRecords::open(storage, found, config)?)),
         find::Format::TfRecord => Box::new(tfrecord::TfRecords::new(config)),
+        find::Format::Parquet => Box::new(parquet::ParquetRows::new(config, found.files.len())),
         find::Format::Tar => Box::new(tar::TarSamples::new(config)),
     };
     Ok(Arc::new(sharded::ShardedRecords::open(&storage, &found.files, reader, config)?))

@@ -9,7 +9,9 @@ use farandole_testing::Folder;
 use super::*;
 use crate::DataSet as _;
 use crate::folder::FolderConfig;
-use crate::format::{FolderWriter, NewFile, NewRecord, ShardWriter, TarShard, TfRecordShard, tar::TarWriter};
+use crate::format::{
+    FolderWriter, NewFile, NewRecord, ParquetShard, ShardWriter, TarShard, TfRecordShard, tar::TarWriter,
+};
 use crate::sample::{ImageShape, Split};
 use crate::storage::LocalFiles;
 
@@ -42,6 +44,10 @@ fn tar(path: &Path, numbers: std::ops::Range<usize>) {
     fill(Box::new(TarShard::create(path).unwrap()), numbers);
 }
 
+fn parquet(path: &Path, numbers: std::ops::Range<usize>) {
+    fill(Box::new(ParquetShard::create(path, &["cat".to_owned(), "dog".to_owned()]).unwrap()), numbers);
+}
+
 fn check(records: &dyn Records, count: usize) {
     assert_eq!(records.len(), count, "{}", records.describe());
     assert_eq!(records.task(), Task::SingleLabel { classes: 2 });
@@ -67,6 +73,7 @@ fn shards_are_found_by_file_by_folder_and_by_pattern() {
     for shard in 0..3 {
         tfrecord(&folder.join(format!("tf/a-{shard:02}.tfrecord")), shard * 4..shard * 4 + 4);
         tar(&folder.join(format!("tar/a-{shard:02}.tar")), shard * 4..shard * 4 + 4);
+        parquet(&folder.join(format!("pq/a-{shard:02}.parquet")), shard * 4..shard * 4 + 4);
     }
     fs::write(folder.join("tar/README.md"), "nothing").unwrap();
     let config = RecordsConfig::default();
@@ -77,6 +84,8 @@ fn shards_are_found_by_file_by_folder_and_by_pattern() {
         ("tf/a-{00..01}.tfrecord", 8),
         ("tf/*.tfrecord", 12),
         ("tar", 12),
+        ("pq", 12),
+        ("pq/a-0?.parquet", 12),
         ("tar/a-{00,01}.tar", 8),
         ("t?r/*", 12),
     ] {
@@ -303,9 +312,10 @@ fn values_are_normalised_and_labels_written_are_found_again() {
     let labels = [Label::Value(10.5), Label::Value(20.0), Label::Value(30.0)];
     let many = [Label::Labels(vec![1.0, 0.0, 1.0]), Label::Labels(vec![0.0; 3]), Label::Labels(vec![0.0, 1.0, 0.0])];
     for (kind, labels) in [("value", &labels), ("many", &many)] {
-        let shards: [(&str, Box<dyn ShardWriter>); 2] = [
+        let shards: [(&str, Box<dyn ShardWriter>); 3] = [
             ("tfrecord", Box::new(TfRecordShard::create(&folder.join(format!("{kind}.tfrecord")), &[]).unwrap())),
             ("tar", Box::new(TarShard::create(&folder.join(format!("{kind}.tar"))).unwrap())),
+            ("parquet", Box::new(ParquetShard::create(&folder.join(format!("{kind}.parquet")), &[]).unwrap())),
         ];
         for (ending, mut shard) in shards {
             for label in labels {
