@@ -16,6 +16,7 @@ mod find;
 mod folder;
 mod index;
 mod labels;
+mod npy;
 mod parquet;
 mod pattern;
 mod scan;
@@ -88,6 +89,7 @@ fn open_found(
     let reader: Box<dyn sharded::ShardReader> = match found.format {
         find::Format::Images => return Ok(Arc::new(folder::FolderRecords::open(storage, found, config)?)),
         find::Format::TfRecord => Box::new(tfrecord::TfRecords::new(config)),
+        find::Format::Arrays => Box::new(npy::ArrayRows::new(config, found.files.len(), found.part)),
         find::Format::Parquet => Box::new(parquet::ParquetRows::new(config, found.files.len())),
         find::Format::Tar => Box::new(tar::TarSamples::new(config)),
     };
