@@ -98,7 +98,7 @@ fn of_pattern(storage: &Arc<dyn Storage>, path: &str) -> Result<Vec<Object>, Dat
 }
 
 /// What the end of a name says.
-fn by_name(path: &str) -> Result<Option<Format>, DataError> {
+pub(super) fn by_name(path: &str) -> Result<Option<Format>, DataError> {
     let name = path.rsplit('/').next().unwrap_or_default().to_lowercase();
     let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
     let compressed = ["tar.gz", "tgz", "tar.zst", "tar.xz", "tar.bz2", "tfrecord.gz"];
@@ -118,7 +118,7 @@ fn by_name(path: &str) -> Result<Option<Format>, DataError> {
 }
 
 /// What the first bytes of a file say.
-fn by_head(storage: &Arc<dyn Storage>, object: &Object) -> Result<Option<Format>, DataError> {
+pub(super) fn by_head(storage: &Arc<dyn Storage>, object: &Object) -> Result<Option<Format>, DataError> {
     let file = StoredFile::known(Arc::clone(storage), &object.path, object.bytes);
     let head = file.head(HEAD_BYTES).map_err(|error| DataError(error.to_string()))?;
     Ok(if tfrecord::is_tfrecord(&head) {
@@ -127,7 +127,7 @@ fn by_head(storage: &Arc<dyn Storage>, object: &Object) -> Result<Option<Format>
         Some(Format::Tar)
     } else if head.starts_with(b"PAR1") {
         Some(Format::Parquet)
-    } else if head.starts_with(b"\x93NUMPY") || (head.starts_with(b"PK\x03\x04")) {
+    } else if head.starts_with(b"\x93NUMPY") || head.starts_with(b"PK\x03\x04") {
         Some(Format::Arrays)
     } else {
         None

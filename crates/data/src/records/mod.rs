@@ -16,6 +16,7 @@ mod find;
 mod folder;
 mod index;
 mod labels;
+mod local;
 mod npy;
 mod parquet;
 mod pattern;
@@ -26,6 +27,7 @@ mod tfrecord;
 
 pub use as_data_set::{RecordsDataSet, open_data_set};
 pub use config::{IndexPlace, LabelKind, RecordsConfig, ScanProgress};
+pub use local::{is_sharded, local};
 
 use std::sync::Arc;
 
