@@ -1,10 +1,10 @@
 //! Files with many records in them: how they are found, read and written.
 //!
-//! Each format has a module that reads records one after another (`SequentialReader`: large reads, bounded memory) or
+//! Each format has a module that reads records one after another ([`SequentialReader`]: large reads, bounded memory) or
 //! one by its place, and writes them. [`tfrecord`] frames records that are [`example`]s, [`tar`] has the shards of
-//! WebDataset, and [`parquet`] files have an image in each row, [`npy`]
-//! has arrays, and [`tiff`] the bands of satellites. All of them read a [`StoredFile`], so any storage will do, and write a [`NewFile`], which has its final
-//! name only when it is complete.
+//! WebDataset, [`parquet`] files have an image in each row, [`npy`] has arrays, and [`tiff`] the bands of satellites.
+//! All of them read a [`StoredFile`], so any storage will do, and write a [`NewFile`], which has its final name only
+//! when it is complete.
 //!
 //! **Invariant:** decoders are total. Whatever is in a file, reading ends with a record or with a [`FormatError`] that
 //! names file and offset; no length is believed before it was compared with what the file has left, so memory stays
@@ -34,9 +34,9 @@ use crate::storage::StorageError;
 /// Bytes of a record, at most. Images of 100 megapixels have fewer; a larger length is a damaged one.
 pub const MAX_RECORD_BYTES: u64 = 1 << 30;
 
-/// Bytes of a read, where records are read one after another: it fits into the second-level cache of a core together
-/// with what a checksum or a decoder needs, and is large enough that the calls cost nothing.
-pub const PIECE_BYTES: usize = 256 << 10;
+/// Bytes of a read, where records are read one after another. The part of a record at the end of a piece is moved to
+/// the front before the next one is read: that must be little against a piece, and images have about 100 KB.
+pub const PIECE_BYTES: usize = 1 << 20;
 
 /// Why a file cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq)]

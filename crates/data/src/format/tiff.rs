@@ -11,8 +11,8 @@
 //! **Invariant:** every patch has every band; one without is an error of that sample.
 //!
 //! What is deliberately not here: coordinates, and HDF5, in which some keep the same bands. Readers of pure Rust exist
-//! (`hdf5-pure`, `hdf5-reader`, `rust-hdf5`), all of them before a first stable version; the established crate binds the
-//! C library, which would have to be compiled or installed.
+//! (`hdf5-pure`, `hdf5-reader`, `rust-hdf5`), all of them before a first stable version; the established crate binds
+//! the C library, which would have to be compiled or installed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;

@@ -38,7 +38,8 @@ pub(crate) struct Found {
 const HEAD_BYTES: usize = 512;
 
 /// What is read, for errors.
-const READ: &str = "TFRecord (.tfrecord), WebDataset (.tar), Parquet (.parquet), NumPy (.npz, .npy) and images (.jpg, .png) in a folder for each class are read";
+const READ: &str = "TFRecord (.tfrecord), WebDataset (.tar), Parquet (.parquet), NumPy (.npz, .npy) and images (.jpg, \
+                    .png) in a folder for each class are read";
 
 /// Finds the files of a path.
 pub(crate) fn find(storage: &Arc<dyn Storage>, path: &str) -> Result<Found, DataError> {
@@ -105,8 +106,8 @@ pub(super) fn by_name(path: &str) -> Result<Option<Format>, DataError> {
     if compressed.iter().any(|ending| name.ends_with(ending)) {
         return Err(DataError(format!("{path} is compressed: no record in it can be read alone; unpack it")));
     }
-    // `train.tfrecord-00000-of-00010` is a usual name, too.
-    let is_tfrecord = name.split('.').skip(1).any(|part| part.starts_with("tfrec"));
+    // `train.tfrecord-00000-of-00010` is a usual name, too; `a.tfrecord.idx` is something else.
+    let is_tfrecord = ["tfrecord", "tfrecords", "tfrec"].contains(&ending.split('-').next().unwrap_or_default());
     Ok(match ending {
         _ if is_tfrecord => Some(Format::TfRecord),
         "tar" => Some(Format::Tar),

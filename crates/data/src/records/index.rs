@@ -1,7 +1,8 @@
 //! What was found in a shard, kept in a file.
 //!
-//! An index holds the shard's name, size and version (the time of its last change, or an ETag), what was looked for, and
-//! for each record its place and what it says about itself. It begins with a word and a checksum (CRC32C) of the rest.
+//! An index holds the shard's name, size and version (the time of its last change, or an ETag), what was looked for,
+//! and for each record its place and what it says about itself. It begins with a word and a checksum (CRC32C) of the
+//! rest.
 //!
 //! **Invariant:** an index that is damaged, of another shard, of a shard that has changed since, or of another way of
 //! looking is no index: the shard is looked through again. That an index cannot be written is no error.

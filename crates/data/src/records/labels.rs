@@ -1,7 +1,7 @@
 //! What records say about themselves, and what it means.
 //!
-//! A record says [`Marks`]: numbers or names, as its format has them. When all records are known, `resolve` decides what
-//! is to be learned, numbers names, and keeps 4 bytes for each class or value.
+//! A record says [`Marks`]: numbers or names, as its format has them. When all records are known, `resolve` decides
+//! what is to be learned, numbers names, and keeps 4 bytes for each class or value.
 //!
 //! **Invariant:** every number is below the number of classes, which is at most [`MAX_LABELS`]; a record that says
 //! something else than the others is named.

@@ -135,7 +135,7 @@ impl ShardReader for TarSamples {
     fn scan(&self, _number: usize, shard: &StoredFile) -> Result<Vec<Entry>, FormatError> {
         // Stepping over images saves reading on a disk; a store answers slowly, so there everything is read at once.
         let is_local = shard.storage().local_path(shard.path()).is_some();
-        let mut reader = TarReader::new(shard, if is_local { LOCAL_PIECE_BYTES } else { 16 * PIECE_BYTES });
+        let mut reader = TarReader::new(shard, if is_local { LOCAL_PIECE_BYTES } else { 4 * PIECE_BYTES });
         let (mut entries, mut current): (Vec<Entry>, Option<Sample>) = (Vec::new(), None);
         while let Some(entry) = reader.next()? {
             let Some((key, ending)) = split(&entry.name) else { continue };

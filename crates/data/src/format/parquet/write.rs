@@ -86,8 +86,8 @@ impl ParquetShard {
             Labels::Lists(_) => "labels",
         };
         let schema = format!(
-            "message schema {{ REQUIRED group image {{ REQUIRED BYTE_ARRAY bytes; REQUIRED BYTE_ARRAY path (STRING); }} \
-             {column} }}"
+            "message schema {{ REQUIRED group image {{ REQUIRED BYTE_ARRAY bytes; \
+             REQUIRED BYTE_ARRAY path (STRING); }} {column} }}"
         );
         let schema = parse_message_type(&schema).expect("invariant: the schema above is one");
         let features = serde_json::json!({ "info": { "features": { "image": { "_type": "Image" }, name: about } } });
