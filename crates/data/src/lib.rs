@@ -18,12 +18,14 @@ pub mod chance;
 pub mod folder;
 pub mod generated;
 mod geometry;
+pub mod image;
 pub mod loader;
 pub mod records;
 mod resample;
 pub mod sample;
 pub mod shard;
 pub mod storage;
+pub mod transform;
 
 pub use augment::Augment;
 pub use loader::{Epoch, Loader, LoaderConfig, LoaderError};
