@@ -11,6 +11,7 @@
 //! What is deliberately not here: transparency, colour profiles, and the turn that a camera has noted (EXIF). All are
 //! dropped, as `torchvision.io.decode_image` does.
 
+mod jpeg;
 mod picture;
 mod png;
 mod pnm;
@@ -58,7 +59,7 @@ pub fn decode(encoded: &[u8], bands: usize) -> Result<Image, String> {
     };
     let source = Source::new(encoded)?;
     let mut picture = Picture::default();
-    source.decode(Rect::whole(source.size()), colours, &mut picture)?;
+    source.decode(Rect::whole(source.size()), 1, colours, &mut Decoder::default(), &mut picture)?;
     let Size { height, width } = picture.size();
     let bytes = match colours {
         Colours::Grey => picture.pixels().iter().map(|pixel| pixel[0]).collect(),
@@ -75,7 +76,9 @@ pub(crate) struct Source<'a> {
 }
 
 enum Format {
-    Jpeg,
+    /// Of the usual kind.
+    Jpeg(Box<jpeg::Header>),
+    OtherJpeg,
     Png,
     Pnm(pnm::Header),
 }
@@ -88,7 +91,13 @@ impl<'a> Source<'a> {
         }
         let (format, size) = tame(|| match encoded {
             [] => Err("it is empty".to_owned()),
-            [0xff, 0xd8, ..] => Ok((Format::Jpeg, zune::size(encoded)?)),
+            [0xff, 0xd8, ..] => match jpeg::Header::parse(encoded) {
+                Some(header) => {
+                    let size = header.size;
+                    Ok((Format::Jpeg(Box::new(header)), size))
+                }
+                None => Ok((Format::OtherJpeg, zune::size(encoded)?)),
+            },
             [0x89, b'P', b'N', b'G', ..] => Ok((Format::Png, png::size(encoded)?)),
             [b'P', b'5' | b'6', ..] => {
                 let header = pnm::Header::parse(encoded)?;
@@ -108,13 +117,42 @@ impl<'a> Source<'a> {
         self.size
     }
 
-    /// Decodes a part of the image, which lies within it.
-    pub(crate) fn decode(&self, part: Rect, colours: Colours, picture: &mut Picture) -> Result<(), String> {
+    /// By how much images of this kind can be reduced while they are decoded: 1, 2, 4 or 8, and not by more than
+    /// `most`.
+    pub(crate) fn reduction(&self, most: f64) -> usize {
+        let known: &[usize] = if matches!(self.format, Format::Jpeg(_)) { &[8, 4, 2] } else { &[] };
+        known.iter().copied().find(|&reduction| reduction as f64 <= most).unwrap_or(1)
+    }
+
+    /// Decodes a part of the image at `1 / reduction` of its size. The part is in pixels of the reduced image, which
+    /// has as many as the whole one divided by the reduction, rounded up; it lies within it.
+    pub(crate) fn decode(
+        &self,
+        part: Rect,
+        reduction: usize,
+        colours: Colours,
+        decoder: &mut Decoder,
+        picture: &mut Picture,
+    ) -> Result<(), String> {
         tame(|| match &self.format {
-            Format::Jpeg => zune::decode(self.encoded, part, colours, picture),
+            Format::Jpeg(header) => decoder.jpeg.decode(header, self.encoded, part, reduction, colours, picture),
+            Format::OtherJpeg => zune::decode(self.encoded, part, colours, picture),
             Format::Png => png::decode(self.encoded, part, colours, picture),
             Format::Pnm(header) => header.decode(self.encoded, part, colours, picture),
         })
+    }
+}
+
+/// Memory of decoders that is used again, and tables that the next image may need as well.
+#[derive(Default)]
+pub(crate) struct Decoder {
+    jpeg: jpeg::Decoder,
+}
+
+impl Decoder {
+    /// Nanoseconds so far that went to colours, as far as a decoder tells.
+    pub(crate) fn colour_ns(&self) -> u64 {
+        self.jpeg.colour_ns
     }
 }
 

@@ -4,7 +4,7 @@
 //!
 //! **Invariant:** a pixel depends on the same pixel before; contrast, on the mean brightness as well.
 
-use pulp::Arch;
+use pulp::{Arch, NullaryFnOnce};
 
 use crate::chance::Chance;
 use crate::image::{Picture, Pixel, grey_of};
@@ -44,7 +44,29 @@ pub(super) fn jitter(picture: &mut Picture, much: Jitter, chance: &mut Chance) {
 
 /// Every band becomes the brightness.
 pub(super) fn grayscale(picture: &mut Picture) {
-    Arch::new().dispatch(|| picture.pixels_mut().iter_mut().for_each(|pixel| *pixel = grey_of(*pixel)));
+    for_each_pixel(picture, grey_of);
+}
+
+/// Changes every pixel on its own.
+fn for_each_pixel(picture: &mut Picture, change: impl Fn(Pixel) -> Pixel) {
+    Arch::new().dispatch(ForEach { pixels: picture.pixels_mut(), change });
+}
+
+/// The loop over all pixels. A type of its own, because a closure would not be inlined where vectors are on.
+struct ForEach<'a, F> {
+    pixels: &'a mut [Pixel],
+    change: F,
+}
+
+impl<F: Fn(Pixel) -> Pixel> NullaryFnOnce for ForEach<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        for pixel in self.pixels {
+            *pixel = (self.change)(*pixel);
+        }
+    }
 }
 
 /// torchvision's weights, and its cut to a whole number.
@@ -55,32 +77,30 @@ fn brightness_of([red, green, blue, _]: Pixel) -> f32 {
 
 fn mean_brightness(picture: &Picture) -> f32 {
     // Whole numbers, so the order of the sum does not matter.
-    let sum = Arch::new().dispatch(|| {
-        let rows = picture.rows().map(|row| row.iter().map(|&pixel| brightness_of(pixel) as u32).sum::<u32>());
-        rows.map(u64::from).sum::<u64>()
-    });
+    let rows = picture.rows().map(|row| row.iter().map(|&pixel| brightness_of(pixel) as u32).sum::<u32>());
+    let sum = rows.map(u64::from).sum::<u64>();
     (sum as f64 / picture.pixels().len() as f64) as f32
 }
 
 /// `factor` of each pixel, and the rest of a number that is made of the pixel.
 fn blend(picture: &mut Picture, factor: f32, other: impl Fn(Pixel) -> f32) {
-    Arch::new().dispatch(
+    for_each_pixel(
+        picture,
         #[inline(always)]
-        || {
-            for pixel in picture.pixels_mut() {
-                let rest = (1.0 - factor) * other(*pixel);
-                let band = |byte: u8| (factor * f32::from(byte) + rest).clamp(0.0, 255.0) as u8;
-                *pixel = [band(pixel[0]), band(pixel[1]), band(pixel[2]), 0];
-            }
+        |pixel| {
+            let rest = (1.0 - factor) * other(pixel);
+            let band = |byte: u8| (factor * f32::from(byte) + rest).clamp(0.0, 255.0) as u8;
+            [band(pixel[0]), band(pixel[1]), band(pixel[2]), 0]
         },
     );
 }
 
 /// Moves all hues by a share of the circle.
 fn turn_hues(picture: &mut Picture, share: f32) {
-    Arch::new().dispatch(
+    for_each_pixel(
+        picture,
         #[inline(always)]
-        || picture.pixels_mut().iter_mut().for_each(|pixel| *pixel = with_hue_turned(*pixel, share)),
+        |pixel| with_hue_turned(pixel, share),
     );
 }
 

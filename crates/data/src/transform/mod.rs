@@ -6,6 +6,11 @@
 //! normalisation, order and kind of numbers are one last pass ([`store`]). Floats without `Normalize` lie between 0 and
 //! 1, as `ToTensor` of torchvision makes them.
 //!
+//! **Reduced decoding.** Where an image is to be reduced to half of its size or less on both axes, a JPEG is decoded at
+//! 1/2, 1/4 or 1/8 of its size, but never below the size that is wanted; the resize that follows does the rest. It is
+//! what PIL calls draft mode. torchvision does not do this, and results are not bit by bit those of full size;
+//! [`Recipe::at_full_size`] switches it off.
+//!
 //! **Invariant:** the output depends on the recipe, the encoded image and the [`Chance`]; neither on the thread nor on
 //! what a [`Scratch`] was used for before. Each step draws from a stream of its own, so a step that is added or left
 //! out does not change what others draw.
@@ -28,7 +33,7 @@ pub use step::{Fill, ResizeTo, Step};
 pub use words::{STEP_WORDS, steps};
 
 use crate::chance::Chance;
-use crate::image::{Colours, MAX_PIXELS, Picture, Pixel, Rect, Size, Source};
+use crate::image::{Colours, Decoder, MAX_PIXELS, Picture, Pixel, Rect, Size, Source};
 use crate::sample::ImageShape;
 use colour::Jitter;
 use store::{Erasure, Mirror, Target};
@@ -72,6 +77,8 @@ pub enum Layout {
 pub struct StageTimes {
     /// From bytes to pixels.
     pub decode_ns: u64,
+    /// Of that: from planes of a JPEG to colours.
+    pub colour_ns: u64,
     /// All that changes pixels: resizing, turning, colours.
     pub transform_ns: u64,
     /// From pixels to numbers.
@@ -81,6 +88,7 @@ pub struct StageTimes {
 /// Memory that is used again, one for each thread.
 #[derive(Default)]
 pub struct Scratch {
+    decoder: Decoder,
     picture: Picture,
     spare: Picture,
     row: Vec<Pixel>,
@@ -92,7 +100,7 @@ pub struct Scratch {
 impl Scratch {
     /// How long the stages of all samples took that this memory was used for.
     pub fn times(&self) -> StageTimes {
-        self.times
+        StageTimes { colour_ns: self.decoder.colour_ns(), ..self.times }
     }
 }
 
@@ -103,6 +111,7 @@ pub struct Recipe {
     size: Size,
     colours: Colours,
     target: Target,
+    reduced: bool,
 }
 
 impl Recipe {
@@ -133,7 +142,12 @@ impl Recipe {
             }
         }
         let target = Target { bands, element, layout, scale, bias };
-        Ok(Recipe { steps, size, colours, target })
+        Ok(Recipe { steps, size, colours, target, reduced: true })
+    }
+
+    /// The same recipe without reduced decoding: see the module's text.
+    pub fn at_full_size(self) -> Recipe {
+        Recipe { reduced: false, ..self }
     }
 
     /// The shape of every output.
@@ -160,7 +174,7 @@ impl Recipe {
         let source = Source::new(encoded)?;
         let mut pass = Pass { recipe: self, chance, scratch, mirror: Mirror::default(), next: 0 };
         let view = pass.view(source.size())?;
-        pass.decode(&source, view)?;
+        let view = pass.decode(&source, view)?;
         let decode_ns = clock.lap();
         pass.finish_view(view);
         while pass.next < self.steps.len() {
@@ -269,9 +283,14 @@ impl Pass<'_> {
         Ok(view)
     }
 
-    /// Decodes what a view needs.
-    fn decode(&mut self, source: &Source<'_>, view: View) -> Result<(), String> {
-        source.decode(view.part(), self.recipe.colours, &mut self.scratch.picture)
+    /// Decodes what a view needs. Returns the view of the image as it is decoded, which may be a reduced one.
+    fn decode(&mut self, source: &Source<'_>, view: View) -> Result<View, String> {
+        let (down, across) = view.reduction();
+        let reduction = if self.recipe.reduced { source.reduction(down.min(across)) } else { 1 };
+        let view = view.reduced(reduction);
+        let Scratch { decoder, picture, .. } = &mut *self.scratch;
+        source.decode(view.part(), reduction, self.recipe.colours, decoder, picture)?;
+        Ok(view)
     }
 
     /// Brings what was decoded for a view to its size.

@@ -7,7 +7,9 @@
 //! **Invariant:** the output depends on pixels and [`Target`] alone, not on the processor: rounding is that of IEEE 754
 //! for a multiplication and an addition, and to the nearest even number where a number becomes shorter.
 
-use pulp::Arch;
+use std::marker::PhantomData;
+
+use pulp::{Arch, NullaryFnOnce};
 
 use super::step::Fill;
 use super::{Element, Layout};
@@ -164,42 +166,58 @@ fn write<N: Number<Bytes = [u8; BYTES]>, const BYTES: usize>(
     buffer: &mut Vec<Pixel>,
     out: &mut [[u8; BYTES]],
 ) {
-    let Size { height, width } = picture.size();
-    let Target { bands, layout, scale, bias, .. } = *target;
-    Arch::new().dispatch(
-        #[inline(always)]
-        || {
-            for row in 0..height {
-                let mut pixels = picture.row(if mirror.rows { height - 1 - row } else { row });
-                if mirror.columns {
-                    buffer.clear();
-                    buffer.extend(pixels.iter().rev());
-                    pixels = buffer;
-                }
-                match (layout, bands) {
-                    (Layout::Nhwc, 3) => {
-                        let numbers = out[row * width * 3..][..width * 3].as_chunks_mut::<3>().0;
-                        for (number, pixel) in numbers.iter_mut().zip(pixels) {
-                            *number = std::array::from_fn(|band| N::of(pixel[band], scale[band], bias[band]));
-                        }
-                    }
-                    _ => {
-                        for band in 0..bands {
-                            let (scale, bias) = (scale[band], bias[band]);
-                            let numbers = &mut out[(band * height + row) * width..][..width];
-                            for (number, pixel) in numbers.iter_mut().zip(pixels) {
-                                // The pixel as one word: a shift is cheaper than picking bytes.
-                                let byte = (u32::from_le_bytes(*pixel) >> (8 * band)) as u8;
-                                *number = N::of(byte, scale, bias);
-                            }
-                        }
-                    }
-                }
-            }
-        },
-    );
+    Arch::new().dispatch(Write::<N, BYTES> { picture, mirror, target, buffer, out, number: PhantomData });
     for erasure in erasures {
         erase::<N, BYTES>(erasure, target, picture.size(), out);
+    }
+}
+
+/// The loop over all pixels. A type of its own, because a closure would not be inlined where vectors are on.
+struct Write<'a, N, const BYTES: usize> {
+    picture: &'a Picture,
+    mirror: Mirror,
+    target: &'a Target,
+    buffer: &'a mut Vec<Pixel>,
+    out: &'a mut [[u8; BYTES]],
+    number: PhantomData<N>,
+}
+
+impl<N: Number<Bytes = [u8; BYTES]>, const BYTES: usize> NullaryFnOnce for Write<'_, N, BYTES> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { picture, mirror, target, buffer, out, .. } = self;
+        let Size { height, width } = picture.size();
+        let Target { bands, layout, scale, bias, .. } = *target;
+        buffer.resize(width, [0; 4]);
+        for row in 0..height {
+            let mut pixels = picture.row(if mirror.rows { height - 1 - row } else { row });
+            if mirror.columns {
+                for (to, pixel) in buffer.iter_mut().zip(pixels.iter().rev()) {
+                    *to = *pixel;
+                }
+                pixels = buffer;
+            }
+            if layout == Layout::Nhwc && bands == 3 {
+                let numbers = out[row * width * 3..][..width * 3].as_chunks_mut::<3>().0;
+                for (number, pixel) in numbers.iter_mut().zip(pixels) {
+                    for band in 0..3 {
+                        number[band] = N::of(pixel[band], scale[band], bias[band]);
+                    }
+                }
+                continue;
+            }
+            for band in 0..bands {
+                let (scale, bias) = (scale[band], bias[band]);
+                let numbers = &mut out[(band * height + row) * width..][..width];
+                for (number, pixel) in numbers.iter_mut().zip(pixels) {
+                    // The pixel as one word: a shift is cheaper than picking bytes.
+                    let byte = (u32::from_le_bytes(*pixel) >> (8 * band)) as u8;
+                    *number = N::of(byte, scale, bias);
+                }
+            }
+        }
     }
 }
 

@@ -84,6 +84,19 @@ impl View {
         (self.seen.height / self.size.height as f64, self.seen.width / self.size.width as f64)
     }
 
+    /// The same view of the image at `1 / reduction` of its size.
+    pub(super) fn reduced(&self, reduction: usize) -> View {
+        let (part, by) = (self.allowed, reduction as f64);
+        let (top, left) = (part.top / reduction, part.left / reduction);
+        let (bottom, right) = (part.bottom().div_ceil(reduction), part.right().div_ceil(reduction));
+        let FloatBox { top: y, left: x, height, width } = self.seen;
+        View {
+            allowed: Rect { top, left, height: bottom - top, width: right - left },
+            seen: FloatBox { top: y / by, left: x / by, height: height / by, width: width / by },
+            ..*self
+        }
+    }
+
     /// All that has to be decoded: what is seen, and what filters look at around it.
     pub(super) fn part(&self) -> Rect {
         if !self.resized {
