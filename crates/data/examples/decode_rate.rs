@@ -2,10 +2,11 @@
 //!
 //! Makes 64 photo-like JPEGs of 500 x 375 pixels (quality 90, 4:2:0) and does to them what training on ImageNet does:
 //! a random resized crop to 224, a flip and a normalisation to `f32`. Rounds of two ways take turns, so that both see
-//! the same machine: *ours* gives the JPEG to the recipe; *zune* decodes all of it with `zune-jpeg` and gives raw pixels
-//! to the same recipe.
+//! the same machine: *ours* gives the JPEG to the recipe; *zune* decodes all of it with `zune-jpeg` and gives raw
+//! pixels to the same recipe.
 //!
-//! `decode_rate [ROUNDS] [FOLDER]`: more rounds, or JPEGs of a folder. `decode_rate write FOLDER` writes those it makes.
+//! `decode_rate [ROUNDS] [FOLDER]`: more rounds, or JPEGs of a folder. `decode_rate write FOLDER` writes those that it
+//! makes.
 
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
@@ -81,7 +82,8 @@ fn print_line(
     let us = |ns: u64| ns as f64 / 1000.0 / samples;
     let decode_us = us(times.decode_ns + decoded_before.as_nanos() as u64);
     println!(
-        "{name}: {:.0} samples/s (median round; best {:.0}); us each: entropy and IDCT {:.0}, colour {:.0}, resize {:.0}, store {:.0}",
+        "{name}: {:.0} samples/s (median round; best {:.0}); us each: entropy and IDCT {:.0}, colour {:.0}, \
+         resize {:.0}, store {:.0}",
         rate(rounds[rounds.len() / 2]),
         rate(rounds[0]),
         decode_us - us(times.colour_ns),

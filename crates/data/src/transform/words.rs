@@ -1,8 +1,8 @@
 //! Steps as words of a command line, such as `random-resized-crop=224,flip,normalize=imagenet`.
 //!
-//! Steps have commas between them. A step is its name, and behind `=` its parameters with colons between them; sides are
-//! `224` (a square) or `HEIGHTxWIDTH`, ranges `LOW..HIGH`, numbers for bands `A/B/C`. What is not named has its usual
-//! value.
+//! Steps have commas between them. A step is its name, and behind `=` its parameters with colons between them; sides
+//! are `224` (a square) or `HEIGHTxWIDTH`, ranges `LOW..HIGH`, numbers for bands `A/B/C`. What is not named has its
+//! usual value.
 //!
 //! **Invariant:** what a step prints as is read as the same step.
 

@@ -1,7 +1,7 @@
 //! Eight numbers at once: what the transform is written in, for processors with AVX2 and for all others.
 //!
-//! Sums of lanes become vectors by themselves, but exchanging rows and columns does not: compilers move such numbers one
-//! by one. So there are two ways to do it, the plain one and one with the shuffles of AVX2.
+//! Sums of lanes become vectors by themselves, but exchanging rows and columns does not: compilers move such numbers
+//! one by one. So there are two ways to do it, the plain one and one with the shuffles of AVX2.
 //!
 //! **Invariant:** both give the same bits for all numbers.
 

@@ -1,13 +1,13 @@
 //! JPEG of the usual kind, decoded no further than needed.
 //!
-//! Nearly all data sets have baseline JPEGs. For those, this decoder gives any part of an image, and the whole or a part
-//! at 1/2, 1/4 or 1/8 of its size. It does the work in two phases: `scan` reads codes and transforms the blocks that
-//! are wanted into planes of samples; `colour` makes pixels of them. Results are those of libjpeg with its usual
-//! settings (accurate transform, fancy upsampling), which PIL and torchvision use.
+//! Nearly all data sets have baseline JPEGs. For those, this decoder gives any part of an image, and the whole or a
+//! part at 1/2, 1/4 or 1/8 of its size. It does the work in two phases: `scan` reads codes and transforms the blocks
+//! that are wanted into planes of samples; `colour` makes pixels of them. At full size, results are the bits of
+//! libjpeg with its usual settings (accurate transform, fancy upsampling), which PIL and torchvision use.
 //!
 //! **What is checked.** An image without an end is an error, however small the wanted part is. Codes are checked up to
-//! the last MCU row with wanted samples; damage behind it is not found. Damage that happens to be made of valid codes is
-//! never found: the format has no checksum.
+//! the last MCU row with wanted samples; damage behind it is not found. Damage that happens to be made of valid codes
+//! is never found: the format has no checksum.
 //!
 //! **Invariant:** the pixels of a part are those of the same part of the whole image.
 //!
