@@ -118,14 +118,15 @@ fn a_part_has_the_pixels_of_the_whole() {
 #[test]
 fn reduced_images_are_means_of_the_whole() {
     for sampling in SAMPLINGS {
-        let size = Size { height: 256, width: 384 };
+        // Large enough for its waves to be wide where colours have one sample for sixteen pixels.
+        let size = Size { height: 512, width: 768 };
         let file = encode(size, sampling, 95, 0);
         let whole = decode(&file, None, 1, Colours::Rgb).unwrap();
         for reduction in [2, 4, 8] {
             let small = decode(&file, None, reduction, Colours::Rgb).unwrap();
             let mut sum = 0.0;
             for (number, pixel) in small.pixels().iter().enumerate() {
-                let (y, x) = (number / (384 / reduction) * reduction, number % (384 / reduction) * reduction);
+                let (y, x) = (number / (768 / reduction) * reduction, number % (768 / reduction) * reduction);
                 for (band, &small) in pixel.iter().enumerate().take(3) {
                     let rows = (y..y + reduction).flat_map(|y| &whole.row(y)[x..x + reduction]);
                     let mean = rows.map(|pixel| f64::from(pixel[band])).sum::<f64>() / (reduction * reduction) as f64;
