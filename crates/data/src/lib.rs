@@ -15,6 +15,7 @@
 
 pub mod augment;
 pub mod chance;
+mod crew;
 pub mod folder;
 pub mod generated;
 mod geometry;

@@ -4,7 +4,7 @@
 //! and so on, which is a random pairing because the order is. A partner that another rank has is made once more here.
 //! So a batch's mixing is the same for any number of ranks; where ranks have even batches nothing is made twice.
 
-use std::panic::AssertUnwindSafe;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use farandole_trace::Recorder;
@@ -13,10 +13,14 @@ use super::super::chance::{Chance, StreamPurpose};
 use super::super::shard::{Permutation, SampleOrder, Shard};
 use super::super::{Augment, DataSet};
 use super::{Complaints, LoaderError};
+use crate::crew::{Craft, guarded, part_samples};
 use crate::sample::{Label, Labels, Sample, SampleBatch, Split, Task};
 
 /// Samples in a row that may be unreadable before the data as a whole is taken to be gone.
 const UNREADABLE_IN_A_ROW: usize = 1_000;
+
+/// Samples of the trainer's sets are made in microseconds, some of them: fewer are no part of a batch.
+const PART_SAMPLES: usize = 8;
 
 /// What a loader makes batches of.
 pub(super) struct Maker {
@@ -31,62 +35,120 @@ pub(super) struct Maker {
     pub(super) complaints: Mutex<Complaints>,
 }
 
+/// Everything that is needed to make any batch of an epoch.
+pub(super) struct Walk {
+    pub(super) maker: Arc<Maker>,
+    pub(super) order: Permutation,
+    pub(super) epoch: u64,
+    pub(super) workers: usize,
+}
+
 /// Of the epoch that a batch belongs to.
 struct Place<'a> {
     order: &'a Permutation,
     epoch: u64,
 }
 
-impl Maker {
-    /// The batch of a step, or nothing if it is not wanted any more. A panic becomes an error.
-    pub(super) fn guarded(
+/// Some samples of a batch, and how many of them could not be read.
+pub(super) struct Made {
+    samples: Vec<Option<Sample>>,
+    replaced: usize,
+}
+
+impl Walk {
+    /// Does something about a step; a panic becomes an error that names the sample, which is `current` meanwhile.
+    fn guarded<T>(
         &self,
-        order: &Permutation,
-        epoch: u64,
         step: usize,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<Option<SampleBatch>, LoaderError> {
+        work: impl FnOnce(&Place<'_>, &mut Option<usize>) -> Result<T, LoaderError>,
+    ) -> Result<T, LoaderError> {
         let mut current = None;
-        // Nothing that a panic could leave half done is used afterwards: the batch is dropped.
-        let made = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            self.batch(&Place { order, epoch }, step, wanted, &mut current)
-        }));
-        made.unwrap_or_else(|panic| {
+        // Nothing that a panic could leave half done is used afterwards: the samples are dropped.
+        let made = guarded(|| work(&Place { order: &self.order, epoch: self.epoch }, &mut current));
+        made.unwrap_or_else(|message| {
             // Whoever panics over a sample may do so over its name, and then its number has to do.
             let name = |index| {
-                let named = std::panic::catch_unwind(AssertUnwindSafe(|| self.data.name(self.split, index)));
-                named.unwrap_or_else(|_| format!("sample {index}"))
+                guarded(|| self.maker.data.name(self.maker.split, index)).unwrap_or_else(|_| format!("sample {index}"))
             };
             let sample = current.map_or_else(|| format!("the batch of step {step}"), name);
-            Err(LoaderError::Panicked { sample, message: words_of(panic.as_ref()) })
+            Err(LoaderError::Panicked { sample, message })
+        })
+    }
+}
+
+impl Craft for Walk {
+    type Desk = ();
+    type Part = Range<usize>;
+    type Piece = Made;
+    type Made = SampleBatch;
+    type Error = LoaderError;
+
+    fn cut(&self, step: usize) -> Vec<Range<usize>> {
+        let positions = self.maker.shard.positions(step);
+        let samples = part_samples(positions.len(), self.workers, PART_SAMPLES, usize::MAX);
+        let begins = positions.clone().step_by(samples);
+        let parts: Vec<_> = begins.map(|begin| begin..begin.saturating_add(samples).min(positions.end)).collect();
+        if parts.is_empty() { vec![positions] } else { parts }
+    }
+
+    fn make(
+        &self,
+        step: usize,
+        positions: Range<usize>,
+        (): &mut (),
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Made>, LoaderError> {
+        self.guarded(step, |place, current| {
+            let mut made = Made { samples: Vec::with_capacity(positions.len()), replaced: 0 };
+            for position in positions {
+                if !wanted() {
+                    return Ok(None);
+                }
+                let (sample, unreadable) = self.maker.sample(place, position, current)?;
+                made.replaced += usize::from(unreadable);
+                made.samples.push(sample);
+            }
+            Ok(Some(made))
         })
     }
 
-    fn batch(
+    fn join(&self, step: usize, pieces: Vec<Made>) -> Result<SampleBatch, LoaderError> {
+        let replaced = pieces.iter().map(|piece| piece.replaced).sum();
+        let samples: Vec<Option<Sample>> = pieces.into_iter().flat_map(|piece| piece.samples).collect();
+        self.guarded(step, |place, current| self.maker.lay(place, step, &samples, replaced, current))
+    }
+
+    fn thread_name(&self) -> &'static str {
+        "loader"
+    }
+
+    fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.maker.recorder.as_ref()
+    }
+
+    fn no_thread(&self, cause: String) -> LoaderError {
+        LoaderError::Thread(cause)
+    }
+}
+
+impl Maker {
+    /// Lays the samples of a step side by side.
+    fn lay(
         &self,
         place: &Place<'_>,
         step: usize,
-        wanted: &dyn Fn() -> bool,
+        samples: &[Option<Sample>],
+        replaced: usize,
         current: &mut Option<usize>,
-    ) -> Result<Option<SampleBatch>, LoaderError> {
+    ) -> Result<SampleBatch, LoaderError> {
         let positions = self.shard.positions(step);
         let (shape, task) = (self.data.shape(), self.data.task());
-        let mut samples = Vec::with_capacity(positions.len());
-        let mut replaced = 0;
-        for position in positions.clone() {
-            if !wanted() {
-                return Ok(None);
-            }
-            let (sample, unreadable) = self.sample(place, position, current)?;
-            replaced += usize::from(unreadable);
-            samples.push(sample);
-        }
         let mut laid = Laid::new(task, samples.len(), self.augment.mixup_alpha > 0.0);
         laid.images.reserve_exact(samples.len() * shape.len());
-        for (position, sample) in positions.clone().zip(&samples) {
+        for (position, sample) in positions.clone().zip(samples) {
             let Some(sample) = sample else { continue };
             if self.augment.mixup_alpha > 0.0 {
-                let partner = self.partner(step, position);
+                let partner = partner(&self.shard.global_positions(step), position);
                 let (share, partner) = (self.own_share(place, position), partner.unwrap_or(position));
                 if positions.contains(&partner) {
                     laid.push_mixed(sample, samples[partner - positions.start].as_ref().unwrap_or(sample), share);
@@ -101,14 +163,7 @@ impl Maker {
         let global_count = self.shard.global_positions(step).len();
         let Laid { images, labels, .. } = laid;
         let count = images.len() / shape.len();
-        Ok(Some(SampleBatch { count, images, labels, global_count, replaced }))
-    }
-
-    /// The position whose sample is mixed in, unless the global batch is odd and this is its last.
-    fn partner(&self, step: usize, position: usize) -> Option<usize> {
-        let global = self.shard.global_positions(step);
-        let partner = global.start + ((position - global.start) ^ 1);
-        global.contains(&partner).then_some(partner)
+        Ok(SampleBatch { count, images, labels, global_count, replaced })
     }
 
     /// From a stream of its own: what is done to a sample's pixels does not depend on whether it is mixed.
@@ -164,22 +219,35 @@ impl Maker {
             _ if sample.image.len() != shape.len() => {
                 Some(format!("its image has {} numbers instead of {}", sample.image.len(), shape.len()))
             }
-            (Task::SingleLabel { classes }, Label::Class(class)) => {
-                (*class as usize >= classes).then(|| format!("class {class} is none of {classes}, which begin with 0"))
-            }
-            (Task::MultiLabel { labels }, Label::Labels(given)) => {
-                (given.len() != labels).then(|| format!("it has {} labels instead of {labels}", given.len()))
-            }
-            (Task::Regression, Label::Value(value)) => (!value.is_finite()).then(|| format!("its value is {value}")),
             (Task::SuperResolution { scale }, Label::Image(larger)) => {
                 let expected = shape.len() * scale * scale;
                 let misfit = larger.len() != expected;
                 misfit.then(|| format!("its larger image has {} numbers instead of {expected}", larger.len()))
             }
-            _ => Some("its label is of another kind than the task".to_owned()),
+            (task, label) => misfit(task, label),
         };
         let name = || self.data.name(self.split, index);
         cause.map_or(Ok(()), |cause| Err(LoaderError::Misfit { sample: name(), cause }))
+    }
+}
+
+/// The position whose sample is mixed in, unless the global batch is odd and this is its last.
+pub(super) fn partner(global: &Range<usize>, position: usize) -> Option<usize> {
+    let partner = global.start + ((position - global.start) ^ 1);
+    global.contains(&partner).then_some(partner)
+}
+
+/// What does not fit in a label, for a task without images as labels.
+pub(super) fn misfit(task: Task, label: &Label) -> Option<String> {
+    match (task, label) {
+        (Task::SingleLabel { classes }, Label::Class(class)) => {
+            (*class as usize >= classes).then(|| format!("class {class} is none of {classes}, which begin with 0"))
+        }
+        (Task::MultiLabel { labels }, Label::Labels(given)) => {
+            (given.len() != labels).then(|| format!("it has {} labels instead of {labels}", given.len()))
+        }
+        (Task::Regression, Label::Value(value)) => (!value.is_finite()).then(|| format!("its value is {value}")),
+        _ => Some("its label is of another kind than the task".to_owned()),
     }
 }
 
@@ -232,10 +300,4 @@ impl Laid {
             _ => unreachable!("every sample was checked to have a label of its task's kind"),
         }
     }
-}
-
-/// What a panic said.
-pub(super) fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".to_owned())
 }

@@ -1,9 +1,9 @@
 //! Batches in time: a rank's share of each epoch, made ahead of the training loop by worker threads.
 //!
-//! A [`Loader`] knows what to make, an [`Epoch`] is one walk through it. Workers take whole batches, one after the
-//! other, as long as no more than `prefetch` of them are made or lie ready; whoever iterates gets them in order
-//! (`crew`). What a batch is made of does not depend on who makes it (`maker`), so any number of workers gives the same
-//! batches; with none the iterating thread makes them itself.
+//! A [`Loader`] knows what to make, an [`Epoch`] is one walk through it. Workers make parts of batches, as long as no
+//! more than `prefetch` batches are made or lie ready; whoever iterates gets them in order (`crew`). What a batch is made
+//! of does not depend on who makes it (`maker`), so any number of workers gives the same batches; with none the iterating
+//! thread makes them itself.
 //!
 //! **Invariant:** an epoch that is dropped, also in the middle, has no threads left when the drop returns, and workers
 //! look after each sample whether they are still wanted. Whatever goes wrong with a sample, also a panic, becomes an
@@ -12,7 +12,6 @@
 //! What is deliberately not here: memory that is used again. A tensor takes a batch's memory over without a copy, which
 //! is worth more than an allocation in each step.
 
-mod crew;
 mod maker;
 
 use std::collections::BTreeSet;
@@ -23,9 +22,9 @@ use farandole_trace::Recorder;
 use super::augment::Augment;
 use super::shard::{Permutation, SampleOrder, Shard};
 use super::{DataSet, SampleError};
+use crate::crew::{Shift, Taken};
 use crate::sample::{SampleBatch, Split};
-use crew::Crew;
-use maker::Maker;
+use maker::{Maker, Walk};
 
 /// How samples are to be loaded.
 #[derive(Clone, Debug)]
@@ -195,17 +194,11 @@ impl Loader {
         let maker = Arc::clone(&self.maker);
         let steps = maker.shard.steps();
         let order = Permutation::new(maker.order, maker.seed, epoch, maker.shard.length);
-        let walk = Walk { maker, order, epoch };
         let left = steps.saturating_sub(first_step);
-        let state = if self.workers == 0 || left == 0 {
-            State::Alone(Box::new(walk))
-        } else {
-            match Crew::start(walk, first_step..steps, self.workers.min(left), self.prefetch) {
-                Ok(crew) => State::Crew(crew),
-                Err(error) => State::Failed(error),
-            }
-        };
-        Epoch { state, next: first_step, steps }
+        let walk = Walk { maker, order, epoch, workers: self.workers };
+        // More workers than there are parts would have nothing to do, and parts are at least samples.
+        let workers = self.workers.min(left.saturating_mul(self.maker.shard.global_batch));
+        Epoch { shift: Shift::begin(Arc::new(walk), first_step..steps, workers, self.prefetch) }
     }
 
     /// What is to be said about samples that could not be read since this was last asked: each is named once, at most
@@ -215,31 +208,17 @@ impl Loader {
     }
 }
 
-/// Everything that is needed to make any batch of an epoch.
-#[derive(Clone)]
-pub(super) struct Walk {
-    maker: Arc<Maker>,
-    order: Permutation,
-    epoch: u64,
-}
-
 /// The batches of an epoch, in order. Ends with the first error.
 pub struct Epoch {
-    state: State,
-    next: usize,
-    steps: usize,
-}
-
-enum State {
-    Alone(Box<Walk>),
-    Crew(Crew),
-    Failed(LoaderError),
-    Over,
+    shift: Shift<Walk>,
 }
 
 impl std::fmt::Debug for Epoch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Epoch").field("next", &self.next).field("steps", &self.steps).finish_non_exhaustive()
+        f.debug_struct("Epoch")
+            .field("next", &self.shift.next_step())
+            .field("left", &self.shift.left())
+            .finish_non_exhaustive()
     }
 }
 
@@ -247,35 +226,15 @@ impl Iterator for Epoch {
     type Item = Result<SampleBatch, LoaderError>;
 
     fn next(&mut self) -> Option<Result<SampleBatch, LoaderError>> {
-        if self.next >= self.steps && !matches!(self.state, State::Failed(_)) {
-            // Threads have nothing left to do and end now, not only when the epoch is dropped.
-            self.state = State::Over;
-            return None;
+        match self.shift.take(None) {
+            Taken::Made(made) => Some(made),
+            Taken::Over => None,
+            Taken::NotYet => unreachable!("nothing limits how long this waits"),
         }
-        let step = self.next;
-        self.next += 1;
-        let made = match std::mem::replace(&mut self.state, State::Over) {
-            State::Alone(walk) => {
-                let made = walk.maker.guarded(&walk.order, walk.epoch, step, &|| true);
-                self.state = State::Alone(walk);
-                made.map(|batch| batch.expect("nobody tells a thread that works for itself to stop"))
-            }
-            State::Crew(mut crew) => {
-                let made = crew.take(step);
-                self.state = State::Crew(crew);
-                made
-            }
-            State::Failed(error) => Err(error),
-            State::Over => return None,
-        };
-        if made.is_err() {
-            self.state = State::Over;
-        }
-        Some(made)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (0, Some(self.steps.saturating_sub(self.next)))
+        (0, Some(self.shift.left()))
     }
 }
 
