@@ -53,6 +53,13 @@ impl Chance {
         Chance { key, drawn: 0 }
     }
 
+    /// A stream of its own for each number, which has nothing to do with the others or with what this one draws next.
+    pub fn stream(&self, number: u64) -> Chance {
+        let words = [self.drawn, number];
+        let key = words.into_iter().fold(self.key, |key, word| mix(key.wrapping_add(STRIDE) ^ mix(word ^ STRIDE)));
+        Chance { key, drawn: 0 }
+    }
+
     /// 64 bits.
     #[inline]
     pub fn bits(&mut self) -> u64 {
@@ -157,6 +164,17 @@ mod tests {
         let distinct: std::collections::BTreeSet<u64> = all.into_iter().collect();
         assert_eq!(distinct.len(), all.len());
         assert_eq!(all[0], first(1, StreamPurpose::Order, 2, 3));
+    }
+
+    #[test]
+    fn streams_of_a_stream_are_told_apart_by_number_and_by_what_was_drawn_before() {
+        let mut chance = Chance::new(1, StreamPurpose::Augmentation, 2, 3);
+        let mut all: Vec<u64> = (0..100).map(|number| chance.stream(number).bits()).collect();
+        assert_eq!(all[7], chance.stream(7).bits());
+        all.push(chance.bits());
+        all.extend((0..100).map(|number| chance.stream(number).bits()));
+        let distinct: std::collections::BTreeSet<u64> = all.iter().copied().collect();
+        assert_eq!(distinct.len(), all.len());
     }
 
     #[test]

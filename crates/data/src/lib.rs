@@ -19,12 +19,14 @@ mod crew;
 pub mod folder;
 pub mod generated;
 mod geometry;
+pub mod image;
 pub mod loader;
 pub mod records;
 mod resample;
 pub mod sample;
 pub mod shard;
 pub mod storage;
+pub mod transform;
 
 pub use augment::Augment;
 pub use loader::{Epoch, Loader, LoaderConfig, LoaderError};
