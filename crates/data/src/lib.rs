@@ -16,6 +16,7 @@
 pub mod augment;
 pub mod chance;
 mod crew;
+pub mod feed;
 pub mod folder;
 pub mod generated;
 mod geometry;
@@ -29,6 +30,7 @@ pub mod storage;
 pub mod transform;
 
 pub use augment::Augment;
+pub use feed::{Feed, FeedBatch, FeedConfig, FeedEpoch};
 pub use loader::{Epoch, Loader, LoaderConfig, LoaderError};
 pub use shard::SampleOrder;
 

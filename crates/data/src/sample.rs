@@ -128,3 +128,64 @@ pub enum Labels {
     /// `[count, bands, height * scale, width * scale]`.
     Images(Vec<f32>),
 }
+
+impl Labels {
+    /// No labels, with room for so many of a task, and of samples that are mixed with others or not.
+    pub(crate) fn for_task(task: Task, count: usize, mixed: bool) -> Labels {
+        match task {
+            Task::SingleLabel { .. } if mixed => Labels::Mixed {
+                first: Vec::with_capacity(count),
+                second: Vec::with_capacity(count),
+                share: Vec::with_capacity(count),
+            },
+            Task::SingleLabel { .. } => Labels::Classes(Vec::with_capacity(count)),
+            Task::MultiLabel { labels } => Labels::Labels(Vec::with_capacity(count * labels)),
+            Task::Regression => Labels::Values(Vec::with_capacity(count)),
+            Task::SuperResolution { .. } => Labels::Images(Vec::new()),
+        }
+    }
+
+    /// Adds the label of a sample that has another laid over it. The whole of a label (`own_share` 1) comes out to the
+    /// bit. Both are of the kind that the task has.
+    pub(crate) fn push_mixed(&mut self, own: &Label, other: &Label, own_share: f32) {
+        match (self, own, other) {
+            (Labels::Classes(classes), Label::Class(class), _) => classes.push(*class),
+            (Labels::Mixed { first, second, share }, Label::Class(own), Label::Class(other)) => {
+                first.push(*own);
+                second.push(*other);
+                share.push(own_share);
+            }
+            (Labels::Labels(all), Label::Labels(own), Label::Labels(other)) => mix_into(all, own, other, own_share),
+            (Labels::Values(all), Label::Value(own), Label::Value(other)) => {
+                mix_into(all, &[*own], &[*other], own_share)
+            }
+            (Labels::Images(all), Label::Image(own), Label::Image(other)) => mix_into(all, own, other, own_share),
+            _ => unreachable!("every sample was checked to have a label of its task's kind"),
+        }
+    }
+
+    /// Adds more of the same kind.
+    pub(crate) fn append(&mut self, more: Labels) {
+        match (self, more) {
+            (Labels::Classes(all), Labels::Classes(more)) => all.extend(more),
+            (Labels::Labels(all), Labels::Labels(more))
+            | (Labels::Values(all), Labels::Values(more))
+            | (Labels::Images(all), Labels::Images(more)) => all.extend(more),
+            (Labels::Mixed { first, second, share }, Labels::Mixed { first: f, second: s, share: h }) => {
+                first.extend(f);
+                second.extend(s);
+                share.extend(h);
+            }
+            _ => unreachable!("all labels of a batch are of one kind"),
+        }
+    }
+}
+
+/// Adds numbers with others laid over them.
+pub(crate) fn mix_into(to: &mut Vec<f32>, own: &[f32], other: &[f32], own_share: f32) {
+    if own_share == 1.0 {
+        to.extend_from_slice(own);
+    } else {
+        to.extend(own.iter().zip(other).map(|(own, other)| own_share * own + (1.0 - own_share) * other));
+    }
+}

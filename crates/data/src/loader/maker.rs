@@ -14,10 +14,10 @@ use super::super::shard::{Permutation, SampleOrder, Shard};
 use super::super::{Augment, DataSet};
 use super::{Complaints, LoaderError};
 use crate::crew::{Craft, guarded, part_samples};
-use crate::sample::{Label, Labels, Sample, SampleBatch, Split, Task};
+use crate::sample::{Label, Labels, Sample, SampleBatch, Split, Task, mix_into};
 
 /// Samples in a row that may be unreadable before the data as a whole is taken to be gone.
-const UNREADABLE_IN_A_ROW: usize = 1_000;
+pub(crate) const UNREADABLE_IN_A_ROW: usize = 1_000;
 
 /// Samples of the trainer's sets are made in microseconds, some of them: fewer are no part of a batch.
 const PART_SAMPLES: usize = 8;
@@ -232,13 +232,13 @@ impl Maker {
 }
 
 /// The position whose sample is mixed in, unless the global batch is odd and this is its last.
-pub(super) fn partner(global: &Range<usize>, position: usize) -> Option<usize> {
+pub(crate) fn partner(global: &Range<usize>, position: usize) -> Option<usize> {
     let partner = global.start + ((position - global.start) ^ 1);
     global.contains(&partner).then_some(partner)
 }
 
 /// What does not fit in a label, for a task without images as labels.
-pub(super) fn misfit(task: Task, label: &Label) -> Option<String> {
+pub(crate) fn misfit(task: Task, label: &Label) -> Option<String> {
     match (task, label) {
         (Task::SingleLabel { classes }, Label::Class(class)) => {
             (*class as usize >= classes).then(|| format!("class {class} is none of {classes}, which begin with 0"))
@@ -259,18 +259,7 @@ struct Laid {
 
 impl Laid {
     fn new(task: Task, count: usize, mixed: bool) -> Laid {
-        let labels = match task {
-            Task::SingleLabel { .. } if mixed => Labels::Mixed {
-                first: Vec::with_capacity(count),
-                second: Vec::with_capacity(count),
-                share: Vec::with_capacity(count),
-            },
-            Task::SingleLabel { .. } => Labels::Classes(Vec::with_capacity(count)),
-            Task::MultiLabel { labels } => Labels::Labels(Vec::with_capacity(count * labels)),
-            Task::Regression => Labels::Values(Vec::with_capacity(count)),
-            Task::SuperResolution { .. } => Labels::Images(Vec::new()),
-        };
-        Laid { images: Vec::new(), labels }
+        Laid { images: Vec::new(), labels: Labels::for_task(task, count, mixed) }
     }
 
     fn push(&mut self, sample: &Sample) {
@@ -279,25 +268,7 @@ impl Laid {
 
     /// Adds a sample with another laid over it. The whole of a sample (`share` 1) comes out to the bit.
     fn push_mixed(&mut self, own: &Sample, other: &Sample, own_share: f32) {
-        let mix = |to: &mut Vec<f32>, own: &[f32], other: &[f32]| {
-            if own_share == 1.0 {
-                to.extend_from_slice(own);
-            } else {
-                to.extend(own.iter().zip(other).map(|(own, other)| own_share * own + (1.0 - own_share) * other));
-            }
-        };
-        mix(&mut self.images, &own.image, &other.image);
-        match (&mut self.labels, &own.label, &other.label) {
-            (Labels::Classes(classes), Label::Class(class), _) => classes.push(*class),
-            (Labels::Mixed { first, second, share }, Label::Class(own), Label::Class(other)) => {
-                first.push(*own);
-                second.push(*other);
-                share.push(own_share);
-            }
-            (Labels::Labels(all), Label::Labels(own), Label::Labels(other)) => mix(all, own, other),
-            (Labels::Values(all), Label::Value(own), Label::Value(other)) => mix(all, &[*own], &[*other]),
-            (Labels::Images(all), Label::Image(own), Label::Image(other)) => mix(all, own, other),
-            _ => unreachable!("every sample was checked to have a label of its task's kind"),
-        }
+        mix_into(&mut self.images, &own.image, &other.image, own_share);
+        self.labels.push_mixed(&own.label, &other.label, own_share);
     }
 }

@@ -25,6 +25,7 @@ use super::{DataSet, SampleError};
 use crate::crew::{Shift, Taken};
 use crate::sample::{SampleBatch, Split};
 use maker::{Maker, Walk};
+pub(crate) use maker::{UNREADABLE_IN_A_ROW, misfit, partner};
 
 /// How samples are to be loaded.
 #[derive(Clone, Debug)]
@@ -88,6 +89,8 @@ pub enum LoaderError {
         /// With which words.
         message: String,
     },
+    /// A sample cannot be read, and none is to be taken in its stead.
+    Broken(SampleError),
     /// So many samples in a row cannot be read that something else must be wrong.
     Unreadable {
         /// How many.
@@ -105,6 +108,7 @@ impl std::fmt::Display for LoaderError {
             LoaderError::Config(what) => f.write_str(what),
             LoaderError::Misfit { sample, cause } => write!(f, "{sample} does not fit the data set: {cause}"),
             LoaderError::Panicked { sample, message } => write!(f, "making {sample} ended in a panic: {message}"),
+            LoaderError::Broken(error) => error.fmt(f),
             LoaderError::Unreadable { in_a_row, last } => {
                 write!(f, "{in_a_row} samples in a row cannot be read; is the data still there? The last one: {last}")
             }
@@ -120,13 +124,13 @@ const NOTICES: usize = 20;
 
 /// Which samples could not be read, each once.
 #[derive(Debug, Default)]
-pub(super) struct Complaints {
+pub(crate) struct Complaints {
     seen: BTreeSet<usize>,
     untold: Vec<String>,
 }
 
 impl Complaints {
-    fn note(&mut self, index: usize, error: &SampleError, consequence: &str) {
+    pub(crate) fn note(&mut self, index: usize, error: &SampleError, consequence: &str) {
         if self.seen.insert(index) {
             match self.seen.len() {
                 ..=NOTICES => self.untold.push(format!("{error}; {consequence}")),
@@ -136,6 +140,11 @@ impl Complaints {
                 _ => {}
             }
         }
+    }
+
+    /// What was not told yet.
+    pub(crate) fn take(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.untold)
     }
 }
 
@@ -204,7 +213,7 @@ impl Loader {
     /// What is to be said about samples that could not be read since this was last asked: each is named once, at most
     /// twenty in all.
     pub fn take_notices(&self) -> Vec<String> {
-        std::mem::take(&mut self.maker.complaints.lock().unwrap_or_else(PoisonError::into_inner).untold)
+        self.maker.complaints.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 

@@ -87,18 +87,7 @@ fn together(ranks: Vec<SampleBatch>) -> SampleBatch {
         all.count += batch.count;
         all.replaced += batch.replaced;
         all.images.extend(batch.images);
-        match (&mut all.labels, batch.labels) {
-            (Labels::Classes(all), Labels::Classes(more)) => all.extend(more),
-            (Labels::Labels(all), Labels::Labels(more))
-            | (Labels::Values(all), Labels::Values(more))
-            | (Labels::Images(all), Labels::Images(more)) => all.extend(more),
-            (Labels::Mixed { first, second, share }, Labels::Mixed { first: f, second: s, share: h }) => {
-                first.extend(f);
-                second.extend(s);
-                share.extend(h);
-            }
-            _ => panic!("labels of two kinds"),
-        }
+        all.labels.append(batch.labels);
     }
     all
 }
