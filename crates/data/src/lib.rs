@@ -18,6 +18,7 @@ pub mod chance;
 mod crew;
 pub mod feed;
 pub mod folder;
+pub mod format;
 pub mod generated;
 mod geometry;
 pub mod image;

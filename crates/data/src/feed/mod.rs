@@ -16,6 +16,7 @@ mod mix;
 mod times;
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use farandole_trace::Recorder;
@@ -325,39 +326,29 @@ impl std::fmt::Debug for FeedEpoch {
     }
 }
 
-/// What [`FeedEpoch::next_within`] found.
-#[derive(Debug)]
-pub enum Next {
-    /// The next batch, or why there is none.
-    Batch(Result<FeedBatch, LoaderError>),
-    /// There will be one, but not yet.
-    NotYet,
-    /// All are taken.
-    Over,
-}
-
 impl FeedEpoch {
     /// The step of the batch that comes next.
     pub fn next_step(&self) -> usize {
         self.shift.next_step()
     }
 
-    /// Waits for the next batch for at most so long. Without workers it is made here, however long that takes.
-    pub fn next_within(&mut self, limit: Duration) -> Next {
+    /// Waits for the next batch for at most so long, and says [`Poll::Pending`] if there will be one, but not yet.
+    /// Without workers it is made here, however long that takes.
+    pub fn next_within(&mut self, limit: Duration) -> Poll<Option<Result<FeedBatch, LoaderError>>> {
         self.take(Some(limit))
     }
 
-    fn take(&mut self, limit: Option<Duration>) -> Next {
+    fn take(&mut self, limit: Option<Duration>) -> Poll<Option<Result<FeedBatch, LoaderError>>> {
         let began = Instant::now();
         let taken = self.shift.take(limit);
         times::add_time(&self.maker.tally.consumer_waited_ns, began.elapsed());
         match taken {
             Taken::Made(made) => {
                 times::add(&self.maker.tally.batches, u64::from(made.is_ok()));
-                Next::Batch(made)
+                Poll::Ready(Some(made))
             }
-            Taken::NotYet => Next::NotYet,
-            Taken::Over => Next::Over,
+            Taken::NotYet => Poll::Pending,
+            Taken::Over => Poll::Ready(None),
         }
     }
 }
@@ -367,9 +358,8 @@ impl Iterator for FeedEpoch {
 
     fn next(&mut self) -> Option<Result<FeedBatch, LoaderError>> {
         match self.take(None) {
-            Next::Batch(batch) => Some(batch),
-            Next::Over => None,
-            Next::NotYet => unreachable!("nothing limits how long this waits"),
+            Poll::Ready(batch) => batch,
+            Poll::Pending => unreachable!("nothing limits how long this waits"),
         }
     }
 

@@ -145,7 +145,7 @@ fn workers_ranks_and_resuming_change_nothing() {
             }
         }
         let next = walk(&records, Element::F32, &config, 2, 0);
-        assert_eq!(next == expected, false, "epochs differ, by their order or their changes");
+        assert!(next != expected, "epochs differ, by their order or their changes");
     }
 }
 
@@ -214,7 +214,7 @@ fn what_cannot_be_decoded_does_not_fit_or_panics_is_named() {
         let feed = Feed::new(Arc::new(spoiled(9, spoil)), content, FeedConfig { batch: 4, ..FeedConfig::default() });
         feed.unwrap().epoch(0, 0).find_map(Result::err).unwrap().to_string()
     };
-    let class = |index| (index == 6).then(|| Ok(Label::Class(7)));
+    let class = |index| (index == 6).then_some(Ok(Label::Class(7)));
     assert_eq!(
         says(class, pixels(Element::U8)),
         "number 6 does not fit the data set: class 7 is none of 7, which begin with 0"
@@ -301,7 +301,7 @@ fn an_epoch_that_is_dropped_in_the_middle_leaves_no_thread() {
     .unwrap();
     for wait_ms in [0, 5, 30] {
         let mut epoch = feed.epoch(0, 0);
-        assert!(matches!(epoch.next_within(Duration::from_millis(wait_ms)), Next::NotYet));
+        assert!(matches!(epoch.next_within(Duration::from_millis(wait_ms)), Poll::Pending));
         let began = Instant::now();
         drop(epoch);
         // A batch takes three seconds and more.

@@ -16,6 +16,7 @@ use zune_jpeg::zune_core::options::DecoderOptions;
 
 use super::super::resample::{Grid, resample};
 use super::regular;
+use crate::format::pnm;
 use crate::sample::{ImageShape, normalised};
 
 /// Bytes of a file, at most: more than any camera writes.
@@ -28,7 +29,7 @@ const MAX_PIXELS: usize = 100_000_000;
 /// How an image is brought to a size. Its sides keep their proportions: what is too much on two sides is cut off
 /// evenly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fit {
+pub(crate) enum Fit {
     /// As much as possible of the image is seen.
     Resize,
     /// Pixels stay what they are, and the middle is seen; images that are too small are enlarged.
@@ -56,11 +57,12 @@ pub(super) fn read(path: &Path, shape: ImageShape, fit: Fit) -> Result<Vec<f32>,
 }
 
 /// Decodes the contents of a file.
-pub(super) fn decode(bytes: &[u8], shape: ImageShape, fit: Fit) -> Result<Vec<f32>, String> {
+pub(crate) fn decode(bytes: &[u8], shape: ImageShape, fit: Fit) -> Result<Vec<f32>, String> {
     let raw = std::panic::catch_unwind(AssertUnwindSafe(|| match bytes {
         [] => Err("the file is empty".to_owned()),
         [0xff, 0xd8, ..] => jpeg(bytes),
         [0x89, b'P', b'N', b'G', ..] => png(bytes),
+        [b'P', b'5' | b'6', ..] => pnm(bytes),
         _ => Err("neither a JPEG nor a PNG file".to_owned()),
     }));
     let raw = raw.unwrap_or_else(|_| Err("the decoder has panicked: the file must be damaged".to_owned()))?;
@@ -125,6 +127,13 @@ fn png(bytes: &[u8]) -> Result<Raw, String> {
     let frame = reader.next_frame(&mut pixels).map_err(fail)?;
     pixels.truncate(frame.buffer_size());
     Ok(Raw { height, width, channels: frame.color_type.samples(), bytes: pixels })
+}
+
+/// What arrays without a format of their own are handed over as.
+fn pnm(bytes: &[u8]) -> Result<Raw, String> {
+    let (height, width, channels, pixels) = pnm::decode(bytes).ok_or("no whole PNM of bytes")?;
+    check_size(width, height)?;
+    Ok(Raw { height, width, channels, bytes: pixels.to_vec() })
 }
 
 /// The part of an axis that is seen: where it begins and how many pixels it has.

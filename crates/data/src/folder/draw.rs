@@ -12,12 +12,7 @@ use super::{Entry, Known};
 /// Divides files between learning and tests. It depends on their names within the folder and on the seed: copying the
 /// folder changes nothing. One of several files at least is learned from, and one judged by.
 pub(super) fn split_by_chance(entries: Vec<Entry>, root: &Path, seed: u64, share: f32) -> (Vec<Entry>, Vec<Entry>) {
-    let count = entries.len();
-    let least = usize::from(share > 0.0 && count > 1);
-    let judged = ((count as f32 * share).round() as usize).clamp(least, count.saturating_sub(1));
-    let mut draws: Vec<(u64, usize)> = draws(&entries, root, seed, StreamPurpose::Split).zip(0..).collect();
-    draws.sort_unstable();
-    let for_tests = marked(count, draws.into_iter().take(judged).map(|(_, place)| place));
+    let for_tests = drawn_for_tests(draws(&entries, root, seed, StreamPurpose::Split), share);
     let mut for_tests = for_tests.into_iter();
     let (test, train) = entries.into_iter().partition(|_| for_tests.next().unwrap_or(false));
     (train, test)
@@ -25,23 +20,44 @@ pub(super) fn split_by_chance(entries: Vec<Entry>, root: &Path, seed: u64, share
 
 /// So many of the files. As many of one class as of another, as far as there are; fewer files are a part of more.
 pub(super) fn some_of(entries: Vec<Entry>, root: &Path, seed: u64, wanted: usize) -> Vec<Entry> {
-    let mut draws: Vec<(u64, usize)> = draws(&entries, root, seed, StreamPurpose::Choice).zip(0..).collect();
+    let class = |place: usize| match entries[place].known {
+        Known::Class(class) => Some(class),
+        _ => None,
+    };
+    let chosen = drawn_evenly(draws(&entries, root, seed, StreamPurpose::Choice), class, wanted);
+    entries.into_iter().zip(chosen).filter_map(|(entry, chosen)| chosen.then_some(entry)).collect()
+}
+
+/// Which of several samples are for tests, given a random number for each: this share of them, but of several one at
+/// least for either purpose.
+pub(crate) fn drawn_for_tests(draws: impl Iterator<Item = u64>, share: f32) -> Vec<bool> {
+    let mut draws: Vec<(u64, usize)> = draws.zip(0..).collect();
+    let count = draws.len();
+    let least = usize::from(share > 0.0 && count > 1);
+    let judged = ((count as f32 * share).round() as usize).clamp(least, count.saturating_sub(1));
     draws.sort_unstable();
-    // How many of the same class were drawn before a file: the first of every class come before the second of any.
+    marked(count, draws.into_iter().take(judged).map(|(_, place)| place))
+}
+
+/// So many samples, given a random number and a class for each: as many of one class as of another.
+pub(crate) fn drawn_evenly(
+    draws: impl Iterator<Item = u64>,
+    class: impl Fn(usize) -> Option<u32>,
+    wanted: usize,
+) -> Vec<bool> {
+    let mut draws: Vec<(u64, usize)> = draws.zip(0..).collect();
+    draws.sort_unstable();
+    let count = draws.len();
+    // How many of the same class were drawn before a sample: the first of every class come before the second of any.
     let mut drawn: HashMap<Option<u32>, usize> = HashMap::new();
-    let mut turns: Vec<(usize, usize, usize)> = Vec::with_capacity(draws.len());
+    let mut turns: Vec<(usize, usize, usize)> = Vec::with_capacity(count);
     for (order, (_, place)) in draws.into_iter().enumerate() {
-        let class = match entries[place].known {
-            Known::Class(class) => Some(class),
-            _ => None,
-        };
-        let before = drawn.entry(class).or_default();
+        let before = drawn.entry(class(place)).or_default();
         turns.push((*before, order, place));
         *before += 1;
     }
     turns.sort_unstable();
-    let chosen = marked(entries.len(), turns.into_iter().take(wanted).map(|(_, _, place)| place));
-    entries.into_iter().zip(chosen).filter_map(|(entry, chosen)| chosen.then_some(entry)).collect()
+    marked(count, turns.into_iter().take(wanted).map(|(_, _, place)| place))
 }
 
 /// A random number for each file.
@@ -60,9 +76,9 @@ fn marked(count: usize, places: impl Iterator<Item = usize>) -> Vec<bool> {
 }
 
 /// The hash of nothing.
-pub(super) const NOTHING: u64 = 0xcbf2_9ce4_8422_2325;
+pub(crate) const NOTHING: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// The hash (FNV-1a) of what was there `before` and these bytes.
-pub(super) fn hash(before: u64, bytes: &[u8]) -> u64 {
+pub(crate) fn hash(before: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(before, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }

@@ -15,9 +15,9 @@
 //! is the loader's to replace and to count. What can be known when the folder is opened is an error at once, with what
 //! to do about it.
 
-mod decode;
-mod draw;
-mod regular;
+pub(crate) mod decode;
+pub(crate) mod draw;
+pub(crate) mod regular;
 mod scan;
 mod table;
 

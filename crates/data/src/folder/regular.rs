@@ -13,7 +13,7 @@ use std::path::Path;
 use rustix::fs::OFlags;
 
 /// An ordinary file, and how many bytes it has.
-pub(super) fn open(path: &Path) -> io::Result<(File, u64)> {
+pub(crate) fn open(path: &Path) -> io::Result<(File, u64)> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
     let metadata = file.metadata()?;

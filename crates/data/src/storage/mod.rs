@@ -26,6 +26,17 @@ pub trait Storage: Send + Sync + std::fmt::Debug {
 
     /// One line for people: which kind of storage, and where.
     fn describe(&self) -> String;
+
+    /// Where an object lies on this machine, if it does.
+    fn local_path(&self, _path: &str) -> Option<std::path::PathBuf> {
+        None
+    }
+
+    /// What is another text when the object has changed: the time of its last change, or an ETag. Empty where nobody
+    /// knows.
+    fn version(&self, _path: &str) -> Result<String, StorageError> {
+        Ok(String::new())
+    }
 }
 
 /// An object of a storage.
