@@ -25,7 +25,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
     ("farandole-train", &["farandole", "farandole-data"]),
     ("farandole-cli", COMMAND),
     ("farandole-c", &["farandole"]),
-    ("farandole-python", &["farandole", "farandole-c"]),
+    ("farandole-python", &["farandole", "farandole-c", "farandole-data"]),
     ("xtask", &[]),
 ];
 
