@@ -62,11 +62,9 @@ def shard(
     """
     if equal not in (None, "drop", "repeat"):
         raise ValueError(f'equal is None, "drop" or "repeat", not {equal!r}')
-    number, parts = place(rank, world_size)
-    if by_worker and "torch.utils.data" in sys.modules:
-        worker = sys.modules["torch.utils.data"].get_worker_info()
-        if worker is not None:
-            number, parts = number * worker.num_workers + worker.id, parts * worker.num_workers
+    rank, world_size = place(rank, world_size)
+    worker, workers = _worker() if by_worker else (0, 1)
+    parts = world_size * workers
     everything = list(items)
     if shuffle:
         random.Random(f"{seed} {epoch}").shuffle(everything)
@@ -75,4 +73,11 @@ def shard(
     elif equal == "repeat" and everything:
         missing = -len(everything) % parts
         everything += [everything[at % len(everything)] for at in range(missing)]
-    return everything[number::parts]
+    return everything[rank::world_size][worker::workers]
+
+
+def _worker() -> tuple[int, int]:
+    """Which worker of a `DataLoader` this is, and of how many."""
+    data = sys.modules.get("torch.utils.data")
+    worker = None if data is None else data.get_worker_info()
+    return (0, 1) if worker is None else (worker.id, worker.num_workers)
