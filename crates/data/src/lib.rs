@@ -1,7 +1,8 @@
 //! Data to learn from: where samples come from, how they are changed, who gets which, and how they become batches in
 //! time.
 //!
-//! A [`DataSet`] makes samples by their number: [`generated`] ones out of a seed, or images of a [`folder`]. The
+//! A [`DataSet`] makes samples by their number: [`generated`] ones out of a seed, images of a [`folder`], or [`records`]
+//! of shards, whose files are of a [`format`](mod@format) and lie in a [`storage`]. The
 //! [`Loader`] of a rank takes the rank's share of them (`shard`), has worker threads read and change them (`augment`),
 //! and hands them out as batches in order. Everything that is left to chance comes from `chance`, named by a seed, so
 //! that neither the number of ranks nor of threads changes what is learned from.

@@ -2,7 +2,8 @@
 //!
 //! Each format has a module that reads records one after another (`SequentialReader`: large reads, bounded memory) or
 //! one by its place, and writes them. [`tfrecord`] frames records that are [`example`]s, [`tar`] has the shards of
-//! WebDataset. All of them read a [`StoredFile`], so any storage will do, and write a [`NewFile`], which has its final
+//! WebDataset, and [`parquet`] files have an image in each row, [`npy`]
+//! has arrays, and [`tiff`] the bands of satellites. All of them read a [`StoredFile`], so any storage will do, and write a [`NewFile`], which has its final
 //! name only when it is complete.
 //!
 //! **Invariant:** decoders are total. Whatever is in a file, reading ends with a record or with a [`FormatError`] that
@@ -13,13 +14,17 @@
 
 pub mod example;
 mod new_file;
+pub mod npy;
+pub mod parquet;
 pub mod pnm;
 mod stored_file;
 pub mod tar;
 pub mod tfrecord;
+pub mod tiff;
 mod write;
 
 pub use new_file::NewFile;
+pub use parquet::ParquetShard;
 pub use stored_file::{SequentialReader, StoredFile};
 pub(crate) use write::image_ending;
 pub use write::{FolderWriter, NewRecord, ShardWriter, TarShard, TfRecordShard};

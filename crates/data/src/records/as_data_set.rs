@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::config::{LabelKind, RecordsConfig};
-use super::find::{Format, Found, find, shown};
-use super::folder::PARTS;
-use super::{Records, open_found};
+use super::find::{Format, Found, PARTS, find, shown};
+use super::{Records, npy, open_found};
 use crate::chance::{Chance, StreamPurpose};
 use crate::folder::decode::{Fit, decode};
 use crate::folder::draw::{drawn_evenly, drawn_for_tests, hash};
 use crate::folder::{FolderConfig, Meaning};
+use crate::format::StoredFile;
 use crate::resample::{Grid, coarsen};
 use crate::sample::{ImageShape, Label, Sample, Split, Task};
 use crate::storage::Storage;
@@ -98,6 +98,15 @@ fn check(wanted: &FolderConfig) -> Result<(), DataError> {
 
 /// What files are learned from and judged by, where their folders or names say so.
 fn divided(storage: &Arc<dyn Storage>, found: Found) -> Result<(Found, Option<Found>), DataError> {
+    if let ([file], Format::Arrays) = (found.files.as_slice(), found.format)
+        && file.path.to_lowercase().ends_with(".npz")
+    {
+        let there = npy::parts(&StoredFile::known(Arc::clone(storage), &file.path, file.bytes))?;
+        let judged = ["test", "val", "validation"].into_iter().find(|part| there.contains(part));
+        if there.contains(&"train") && judged.is_some() {
+            return Ok((Found { part: Some("train"), ..found.clone() }, Some(Found { part: judged, ..found })));
+        }
+    }
     let parts: Vec<Option<&str>> = found.files.iter().map(|file| part_of(&file.path, &found)).collect();
     let has = |part: &str| parts.contains(&Some(part));
     if !has("train") {
@@ -113,7 +122,7 @@ fn divided(storage: &Arc<dyn Storage>, found: Found) -> Result<(Found, Option<Fo
         let files: Vec<_> = files.map(|(file, _)| file.clone()).collect();
         let folder = format!("{}{wanted}/", found.root);
         let root = if files.iter().all(|file| file.path.starts_with(&folder)) { folder } else { found.root.clone() };
-        Found { format: found.format, files, root }
+        Found { files, root, ..found.clone() }
     };
     match judged {
         Some(judged) => Ok((take("train"), Some(take(judged)))),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::pattern;
+use super::{npy, pattern};
 use crate::DataError;
 use crate::format::{StoredFile, tar, tfrecord};
 use crate::storage::{Object, Storage};
@@ -14,7 +14,13 @@ pub(crate) enum Format {
     Images,
     TfRecord,
     Tar,
+    Parquet,
+    /// Of NumPy.
+    Arrays,
 }
+
+/// Names of folders, and words of other names, that are parts of a data set and no classes.
+pub(crate) const PARTS: [&str; 4] = ["train", "val", "validation", "test"];
 
 /// Files of one format.
 #[derive(Clone, Debug)]
@@ -24,14 +30,15 @@ pub(crate) struct Found {
     pub(crate) files: Vec<Object>,
     /// The folder that was named, with a slash at its end; empty for the whole storage, and for files.
     pub(crate) root: String,
+    /// Which part is meant, where a file has several.
+    pub(crate) part: Option<&'static str>,
 }
 
 /// Bytes that tell what a file is: a header of tar is the longest.
 const HEAD_BYTES: usize = 512;
 
 /// What is read, for errors.
-const READ: &str =
-    "TFRecord (.tfrecord), WebDataset (.tar) and images (.jpg, .png) in a folder for each class are read";
+const READ: &str = "TFRecord (.tfrecord), WebDataset (.tar), Parquet (.parquet), NumPy (.npz, .npy) and images (.jpg, .png) in a folder for each class are read";
 
 /// Finds the files of a path.
 pub(crate) fn find(storage: &Arc<dyn Storage>, path: &str) -> Result<Found, DataError> {
@@ -39,14 +46,14 @@ pub(crate) fn find(storage: &Arc<dyn Storage>, path: &str) -> Result<Found, Data
     if pattern::is_pattern(path) {
         let files = of_pattern(storage, path)?;
         let format = same_format(storage, &files)?;
-        return Ok(Found { format, files, root: String::new() });
+        return Ok(Found { format, files, root: String::new(), part: None });
     }
     let path = path.trim_end_matches('/');
     let listed = storage.list(path).map_err(|error| fail(error.to_string()))?;
     if let Some(file) = listed.iter().find(|object| object.path == path) {
         let files = vec![file.clone()];
         let format = same_format(storage, &files)?;
-        return Ok(Found { format, files, root: String::new() });
+        return Ok(Found { format, files, root: String::new(), part: None });
     }
     let root = if path.is_empty() || path == "." { String::new() } else { format!("{path}/") };
     let files: Vec<Object> = listed.into_iter().filter(|object| object.path.starts_with(&root)).collect();
@@ -91,7 +98,7 @@ fn of_pattern(storage: &Arc<dyn Storage>, path: &str) -> Result<Vec<Object>, Dat
 }
 
 /// What the end of a name says.
-fn by_name(path: &str) -> Result<Option<Format>, DataError> {
+pub(super) fn by_name(path: &str) -> Result<Option<Format>, DataError> {
     let name = path.rsplit('/').next().unwrap_or_default().to_lowercase();
     let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
     let compressed = ["tar.gz", "tgz", "tar.zst", "tar.xz", "tar.bz2", "tfrecord.gz"];
@@ -103,19 +110,25 @@ fn by_name(path: &str) -> Result<Option<Format>, DataError> {
     Ok(match ending {
         _ if is_tfrecord => Some(Format::TfRecord),
         "tar" => Some(Format::Tar),
+        "npy" | "npz" => Some(Format::Arrays),
+        "parquet" => Some(Format::Parquet),
         "jpg" | "jpeg" | "png" => Some(Format::Images),
         _ => None,
     })
 }
 
 /// What the first bytes of a file say.
-fn by_head(storage: &Arc<dyn Storage>, object: &Object) -> Result<Option<Format>, DataError> {
+pub(super) fn by_head(storage: &Arc<dyn Storage>, object: &Object) -> Result<Option<Format>, DataError> {
     let file = StoredFile::known(Arc::clone(storage), &object.path, object.bytes);
     let head = file.head(HEAD_BYTES).map_err(|error| DataError(error.to_string()))?;
     Ok(if tfrecord::is_tfrecord(&head) {
         Some(Format::TfRecord)
     } else if tar::is_tar(&head) {
         Some(Format::Tar)
+    } else if head.starts_with(b"PAR1") {
+        Some(Format::Parquet)
+    } else if head.starts_with(b"\x93NUMPY") || head.starts_with(b"PK\x03\x04") {
+        Some(Format::Arrays)
     } else {
         None
     })
@@ -157,8 +170,11 @@ fn of_folder(storage: &Arc<dyn Storage>, files: Vec<Object>, root: String, shown
         }
     }
     let is_wanted = |format: &Option<Format>| format.is_some_and(|format| !has_shards || format != Format::Images);
-    let files: Vec<Object> =
-        files.into_iter().zip(&formats).filter(|(_, format)| is_wanted(format)).map(|(file, _)| file).collect();
+    let is_wanted = |file: &Object, format: &Option<Format>| {
+        is_wanted(format) && (*format != Some(Format::Arrays) || npy::holds_images(&file.path))
+    };
+    let files = files.into_iter().zip(&formats).filter(|(file, format)| is_wanted(file, format));
+    let files: Vec<Object> = files.map(|(file, _)| file).collect();
     if files.is_empty() {
         return Err(DataError(format!("{shown} holds neither shards nor images: {READ}")));
     }
@@ -167,5 +183,5 @@ fn of_folder(storage: &Arc<dyn Storage>, files: Vec<Object>, root: String, shown
     } else {
         same_format(storage, &files)?
     };
-    Ok(Found { format, files, root })
+    Ok(Found { format, files, root, part: None })
 }

@@ -7,16 +7,13 @@ use std::sync::Arc;
 
 use super::Records;
 use super::config::{LabelKind, RecordsConfig};
-use super::find::{Found, shown};
+use super::find::{Found, PARTS, shown};
 use super::labels::{Known, Marks, resolve};
 use crate::folder::draw::{NOTHING, hash};
 use crate::format::MAX_RECORD_BYTES;
 use crate::sample::{Label, Task};
 use crate::storage::{Object, Storage};
 use crate::{DataError, SampleError};
-
-/// Names of folders that are no classes but parts of a data set.
-pub(crate) const PARTS: [&str; 4] = ["train", "val", "validation", "test"];
 
 /// Images of a folder. See the module's text.
 #[derive(Debug)]

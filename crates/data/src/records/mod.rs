@@ -16,6 +16,9 @@ mod find;
 mod folder;
 mod index;
 mod labels;
+mod local;
+mod npy;
+mod parquet;
 mod pattern;
 mod scan;
 mod sharded;
@@ -24,6 +27,7 @@ mod tfrecord;
 
 pub use as_data_set::{RecordsDataSet, open_data_set};
 pub use config::{IndexPlace, LabelKind, RecordsConfig, ScanProgress};
+pub use local::{is_sharded, local};
 
 use std::sync::Arc;
 
@@ -87,6 +91,8 @@ fn open_found(
     let reader: Box<dyn sharded::ShardReader> = match found.format {
         find::Format::Images => return Ok(Arc::new(folder::FolderRecords::open(storage, found, config)?)),
         find::Format::TfRecord => Box::new(tfrecord::TfRecords::new(config)),
+        find::Format::Arrays => Box::new(npy::ArrayRows::new(config, found.files.len(), found.part)),
+        find::Format::Parquet => Box::new(parquet::ParquetRows::new(config, found.files.len())),
         find::Format::Tar => Box::new(tar::TarSamples::new(config)),
     };
     Ok(Arc::new(sharded::ShardedRecords::open(&storage, &found.files, reader, config)?))

@@ -9,7 +9,9 @@ use farandole_testing::Folder;
 use super::*;
 use crate::DataSet as _;
 use crate::folder::FolderConfig;
-use crate::format::{FolderWriter, NewFile, NewRecord, ShardWriter, TarShard, TfRecordShard, tar::TarWriter};
+use crate::format::{
+    FolderWriter, NewFile, NewRecord, ParquetShard, ShardWriter, TarShard, TfRecordShard, tar::TarWriter,
+};
 use crate::sample::{ImageShape, Split};
 use crate::storage::LocalFiles;
 
@@ -42,6 +44,10 @@ fn tar(path: &Path, numbers: std::ops::Range<usize>) {
     fill(Box::new(TarShard::create(path).unwrap()), numbers);
 }
 
+fn parquet(path: &Path, numbers: std::ops::Range<usize>) {
+    fill(Box::new(ParquetShard::create(path, &["cat".to_owned(), "dog".to_owned()]).unwrap()), numbers);
+}
+
 fn check(records: &dyn Records, count: usize) {
     assert_eq!(records.len(), count, "{}", records.describe());
     assert_eq!(records.task(), Task::SingleLabel { classes: 2 });
@@ -67,6 +73,7 @@ fn shards_are_found_by_file_by_folder_and_by_pattern() {
     for shard in 0..3 {
         tfrecord(&folder.join(format!("tf/a-{shard:02}.tfrecord")), shard * 4..shard * 4 + 4);
         tar(&folder.join(format!("tar/a-{shard:02}.tar")), shard * 4..shard * 4 + 4);
+        parquet(&folder.join(format!("pq/a-{shard:02}.parquet")), shard * 4..shard * 4 + 4);
     }
     fs::write(folder.join("tar/README.md"), "nothing").unwrap();
     let config = RecordsConfig::default();
@@ -77,6 +84,8 @@ fn shards_are_found_by_file_by_folder_and_by_pattern() {
         ("tf/a-{00..01}.tfrecord", 8),
         ("tf/*.tfrecord", 12),
         ("tar", 12),
+        ("pq", 12),
+        ("pq/a-0?.parquet", 12),
         ("tar/a-{00,01}.tar", 8),
         ("t?r/*", 12),
     ] {
@@ -303,9 +312,10 @@ fn values_are_normalised_and_labels_written_are_found_again() {
     let labels = [Label::Value(10.5), Label::Value(20.0), Label::Value(30.0)];
     let many = [Label::Labels(vec![1.0, 0.0, 1.0]), Label::Labels(vec![0.0; 3]), Label::Labels(vec![0.0, 1.0, 0.0])];
     for (kind, labels) in [("value", &labels), ("many", &many)] {
-        let shards: [(&str, Box<dyn ShardWriter>); 2] = [
+        let shards: [(&str, Box<dyn ShardWriter>); 3] = [
             ("tfrecord", Box::new(TfRecordShard::create(&folder.join(format!("{kind}.tfrecord")), &[]).unwrap())),
             ("tar", Box::new(TarShard::create(&folder.join(format!("{kind}.tar"))).unwrap())),
+            ("parquet", Box::new(ParquetShard::create(&folder.join(format!("{kind}.parquet")), &[]).unwrap())),
         ];
         for (ending, mut shard) in shards {
             for label in labels {
@@ -331,4 +341,80 @@ fn values_are_normalised_and_labels_written_are_found_again() {
         .collect();
     assert!(values.iter().sum::<f32>().abs() < 1e-5, "{values:?}");
     assert!((data.unit().mean - 20.166_666).abs() < 1e-4);
+}
+
+/// Files that other libraries have written: see the README there.
+fn foreign() -> Arc<dyn Storage> {
+    Arc::new(LocalFiles::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign")))
+}
+
+#[test]
+fn what_other_libraries_write_is_read() {
+    let config = RecordsConfig { index: IndexPlace::Nowhere, ..RecordsConfig::default() };
+    let classes = |classes: [u32; 4]| classes.map(Label::Class).to_vec();
+    let list = |labels: [f32; 3]| Label::Labels(labels.to_vec());
+    let lists = vec![list([1.0, 0.0, 1.0]), list([0.0; 3]), list([0.0, 1.0, 0.0]), list([0.0, 0.0, 1.0])];
+    for (file, labels) in [
+        ("images.tfrecord", classes([0, 1, 2, 0])),
+        ("images.tar", classes([0, 1, 0, 1])),
+        ("snappy.parquet", classes([1, 0, 1, 0])),
+        ("lists.parquet", lists),
+        ("names.parquet", classes([0, 2, 0, 1])),
+    ] {
+        let records = open(foreign(), file, &config).unwrap();
+        let mut encoded = Vec::new();
+        let mut seen = Vec::new();
+        for index in 0..4 {
+            seen.push(records.read(index, &mut encoded).unwrap_or_else(|error| panic!("{file}: {error}")));
+            let image = crate::folder::decode::decode(&encoded, SHAPE, crate::folder::decode::Fit::Resize).unwrap();
+            let grey = crate::sample::normalised(40.0 * index as f32 / 255.0);
+            assert!((image[20] - grey).abs() < 0.05, "{file}, image {index}: {} instead of {grey}", image[20]);
+        }
+        assert_eq!(seen, labels, "{file}");
+    }
+    let error = open(foreign(), "zstd.parquet", &config).err().unwrap().0;
+    assert!(error.contains("zstd.parquet") && error.contains("compressed with zstd"), "{error}");
+}
+
+#[test]
+fn arrays_are_images_with_labels_and_parts() {
+    let config = RecordsConfig::default();
+    let records = open(foreign(), "stored.npz", &config).unwrap();
+    assert_eq!((records.len(), records.label(1)), (4, Some(Label::Class(1))));
+    let mut encoded = Vec::new();
+    records.read(1, &mut encoded).unwrap();
+    let pixels: Vec<u8> = (16..32u8).flat_map(|value| [value; 3]).collect();
+    assert_eq!(encoded, [b"P6\n4 4\n255\n".as_slice(), &pixels].concat());
+    let records = open(foreign(), "packed.npz", &config).unwrap();
+    assert_eq!((records.len(), records.label(2)), (4, Some(Label::Class(2))));
+    let data = open_data_set(foreign(), "packed.npz", &config, &FolderConfig::new(SHAPE)).unwrap();
+    assert_eq!((data.len(Split::Train), data.len(Split::Test)), (4, 2));
+    assert_eq!(data.sample(Split::Test, 0).unwrap().label, Label::Class(2));
+}
+
+#[test]
+fn files_of_arrays_have_their_labels_beside_them() {
+    use crate::format::npy::encode;
+    let folder = Folder::new();
+    let write = |name: &str, bytes: Vec<u8>| fs::write(folder.join(name), bytes).unwrap();
+    let mut floats: Vec<u8> = [0.0f32, 1.0, 0.5, 0.2, 0.4, 0.6].iter().flat_map(|it| it.to_le_bytes()).collect();
+    floats.resize(2 * floats.len(), 0);
+    write("images-0.npy", encode("<f4", &[2, 3, 1, 2], &floats));
+    write("labels-0.npy", encode("|u1", &[2], &[0, 1]));
+    let config = RecordsConfig::default();
+    let records = open(storage(&folder), "", &config).unwrap();
+    assert_eq!((records.len(), records.label(1)), (2, Some(Label::Class(1))));
+    let mut encoded = Vec::new();
+    records.read(0, &mut encoded).unwrap();
+    assert_eq!(encoded, b"P6\n2 1\n255\n\x00\x80\x66\xff\x33\x99", "planes become pixels");
+    write("labels-0.npy", encode("|u1", &[3], &[0, 1, 2]));
+    assert!(error(&folder, "").contains("2 images, and 3 labels"));
+    write("labels-0.npy", encode("|u1", &[2], &[0, 1]));
+    write("images-0.npy", encode("<i2", &[2, 1, 1], &[44, 1, 0, 0]));
+    let records = open(storage(&folder), "", &config).unwrap();
+    assert!(records.read(0, &mut encoded).unwrap_err().cause.contains("300 is no brightness"));
+    records.read(1, &mut encoded).unwrap();
+    write("images-0.npy", encode("|u1", &[2, 5], &[0; 10]));
+    let records = open(storage(&folder), "", &config).unwrap();
+    assert!(records.read(0, &mut encoded).unwrap_err().cause.contains("are no images"));
 }
