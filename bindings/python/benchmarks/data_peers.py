@@ -104,7 +104,8 @@ def contestants(names: list[str], folder: Path, words: argparse.Namespace) -> It
         for name in names:
             line = [sys.executable, str(SCRIPT), name, str(folder), str(words.batch), str(words.cores)]
             pipe: Any = subprocess.PIPE
-            started.append(Contestant(name, subprocess.Popen(line, stdin=pipe, stdout=pipe, text=True, env=environment)))
+            process = subprocess.Popen(line, stdin=pipe, stdout=pipe, text=True, env=environment)
+            started.append(Contestant(name, process))
         yield started
     finally:
         for contestant in started:
@@ -164,8 +165,8 @@ def main() -> int:
         make_images(folder, words.samples)
         size = sum(file.stat().st_size for file in (folder / "images").rglob("*.jpg")) / words.samples
         print(
-            f"{words.cores} cores, load average {os.getloadavg()[0]:.1f}, {words.samples} images of {size / 1e3:.0f} KB, "
-            f"batches of {words.batch}; left out: {', '.join(without) or 'nobody'}",
+            f"{words.cores} cores, load average {os.getloadavg()[0]:.1f}, "
+            f"{words.samples} images of {size / 1e3:.0f} KB, batches of {words.batch}; left out: {', '.join(without) or 'nobody'}",
             flush=True,
         )
         with contestants(names, folder, words) as taking_part:

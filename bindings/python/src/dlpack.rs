@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use farandole::{Dtype, Region};
-use farandole_data::feed::Buffer;
+use farandole_data::feed::BatchMemory;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -47,7 +47,7 @@ impl Memory {
     }
 
     /// The images of a batch. Its bytes lie on the heap and stay where they are when their owner is moved.
-    pub(crate) fn of_batch(mut images: Buffer, dtype: Dtype) -> Memory {
+    pub(crate) fn of_batch(mut images: BatchMemory, dtype: Dtype) -> Memory {
         Memory { start: start_of(&mut images), dtype, _owner: Box::new(images) }
     }
 

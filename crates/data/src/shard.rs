@@ -124,9 +124,9 @@ impl Permutation {
 
 /// Blocks in a random order, and samples in a random order within windows of blocks.
 ///
-/// The blocks come in the order of `blocks`: in the *slot* `s` stands block `blocks(s)`, and a window is `window` slots.
-/// The last block of the data set may be short. It stands in some slot, `short_slot`, and `gap` samples are missing
-/// there; whatever comes behind it stands that much further in front than if all blocks were whole.
+/// The blocks come in the order of `blocks`: in the *slot* `s` stands block `blocks(s)`, and a window is `window`
+/// slots. The last block of the data set may be short. It stands in some slot, `short_slot`, and `gap` samples are
+/// missing there; whatever comes behind it stands that much further in front than if all blocks were whole.
 #[derive(Clone, Debug)]
 struct Nearby {
     block: u64,
@@ -174,8 +174,8 @@ impl Nearby {
 }
 
 /// A random bijection of the numbers below a length, by a Feistel network over twice half the bits of the length. Its
-/// values beyond the length are sent through it again: at most four times the length has values, so this takes four turns
-/// on average at worst, and ends, because following a bijection from a valid value leads to a valid one.
+/// values beyond the length are sent through it again: at most four times the length has values, so this takes four
+/// turns on average at worst, and ends, because following a bijection from a valid value leads to a valid one.
 #[derive(Clone, Debug)]
 struct Feistel {
     length: u64,

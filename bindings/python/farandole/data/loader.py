@@ -118,7 +118,9 @@ class Loader:
         self._convert = frameworks.converter(self.framework, dtype)
         self._map, self._return_indices = map, return_indices
         self._threads = ThreadPoolExecutor(map_workers, "map") if map is not None and map_workers > 0 else None
-        self._collate: Callable[..., Any] | None = collate_fn or (frameworks.collate(self.framework) if map is not None else None)
+        self._collate: Callable[..., Any] | None = collate_fn
+        if map is not None and collate_fn is None:
+            self._collate = frameworks.collate(self.framework)
         self.dataset = _native.DataRecords.open(
             os.fspath(source), image=image_field, label=label_field, kind=label_kind, class_names=list(class_names),
             classes=num_classes, index=None if index is None else os.fspath(index),

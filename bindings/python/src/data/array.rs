@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farandole::Dtype;
-use farandole_data::feed::Buffer;
+use farandole_data::feed::BatchMemory;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
@@ -30,7 +30,7 @@ impl Giver for Array {
 pub(crate) struct DataArray(Arc<Array>);
 
 impl DataArray {
-    pub(super) fn of_images(images: Buffer, dtype: Dtype, shape: Vec<u64>) -> DataArray {
+    pub(super) fn of_images(images: BatchMemory, dtype: Dtype, shape: Vec<u64>) -> DataArray {
         DataArray(Arc::new(Array { memory: Memory::of_batch(images, dtype), shape }))
     }
 

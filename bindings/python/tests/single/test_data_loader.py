@@ -313,7 +313,7 @@ def test_numpy_alone_and_an_interpreter_that_ends_in_the_middle(folder):
 INTERRUPTED = """
 import os, signal, sys, threading
 from farandole.data import Loader, transforms as T
-# A pipe in place of a file cannot be read, but a batch of very many samples takes long.
+# A batch of images that are this large takes long.
 loader = Loader(sys.argv[1], 50, [T.Resize((4000, 4000))], num_workers=1, framework="numpy")
 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
@@ -325,8 +325,8 @@ except KeyboardInterrupt:
 
 
 def test_control_c_is_heard_while_waiting(folder):
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED, folder], env=environment(), capture_output=True, text=True,
-                          timeout=60)
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, folder], env=environment(), capture_output=True,
+                          text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 

@@ -2,14 +2,14 @@
 //!
 //! A [`Craft`] says what is made: the trainer's batches (`loader`) or those of a front end (`feed`). Work comes in
 //! numbered *steps*, one batch each. A step is cut into *parts*, which are made by any thread in any order; the pieces
-//! are joined when the last of them is there. [`Shift`] is one walk through the steps, with threads (`threads`) or, with
-//! no workers, in the thread that asks.
+//! are joined when the last of them is there. [`Shift`] is one walk through the steps, with threads (`threads`) or,
+//! with no workers, in the thread that asks.
 //!
 //! **Why parts.** With whole batches, sixteen workers hold sixteen half-made batches before the first one is ready,
 //! which then comes after the time that one thread needs for all of it. With parts all workers make the earliest step
-//! together: the first batch comes sooner by the number of workers, and two or three steps ahead keep any number of them
-//! busy, so that is all the memory it takes. A part is several samples where these are small, so that taking one (a
-//! lock, a microsecond) costs nothing beside making it.
+//! together: the first batch comes sooner by the number of workers, and two or three steps ahead keep any number of
+//! them busy, so that is all the memory it takes. A part is several samples where these are small, so that taking one
+//! (a lock, a microsecond) costs nothing beside making it.
 //!
 //! **Invariant:** what is made does not depend on how many threads there are, nor on how a step was cut. A step that
 //! fails, fails with the error of its first part that did; nothing is begun behind a failure, and nobody waits for it.

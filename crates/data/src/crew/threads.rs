@@ -2,9 +2,9 @@
 //!
 //! One lock guards everything that workers and the taker tell each other. A worker takes the next part that nobody has
 //! taken. When all parts of the steps that were begun are taken, it begins the next step, if that is less than
-//! `prefetch` steps ahead of what the taker has asked for; else it sleeps until the taker comes. Whoever brings the last
-//! piece of a step joins it, without the lock, and puts it on the rack. The taker sleeps until its step lies there.
-//! Nobody is missed: both sides change the state and ring under the lock.
+//! `prefetch` steps ahead of what the taker has asked for; else it sleeps until the taker comes. Whoever brings the
+//! last piece of a step joins it, without the lock, and puts it on the rack. The taker sleeps until its step lies
+//! there. Nobody is missed: both sides change the state and ring under the lock.
 //!
 //! Parts are taken in order, so when one fails all parts before it are in somebody's hands and will be brought; parts
 //! behind it are given up.

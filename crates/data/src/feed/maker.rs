@@ -1,7 +1,7 @@
 //! One batch, made of its records: read, decoded, replaced where need be, mixed, and laid side by side.
 //!
-//! A part is a range of positions and the memory where its samples go. Where samples are mixed, parts end between pairs,
-//! so that a pair is mixed by the worker that made it; only a partner that another rank has is made once more.
+//! A part is a range of positions and the memory where its samples go. Where samples are mixed, parts end between
+//! pairs, so that a pair is mixed by the worker that made it; only a partner that another rank has is made once more.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use farandole_trace::Recorder;
 
-use super::memory::{Buffer, Charge, Ledger, Pool, Slice};
+use super::memory::{BatchMemory, Charge, Ledger, Pool, Slice};
 use super::mix::{Format, Mixture, mix};
 use super::times::{Tally, add, add_time};
 use super::{Broken, Content, Encoded, FeedBatch, Images, Mixing, Pixels};
@@ -354,7 +354,7 @@ impl Craft for Walk {
             Images::Encoded(Encoded { bytes, ends, _charge: charge })
         } else {
             let rest = rest.expect("invariant: the first part has the rest of the batch's memory");
-            Images::Pixels(Buffer::join(memory, rest, &maker.pool))
+            Images::Pixels(BatchMemory::join(memory, rest, &maker.pool))
         };
         let made_bytes = match &images {
             Images::Pixels(buffer) => buffer.len(),

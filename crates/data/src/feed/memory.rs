@@ -1,8 +1,9 @@
 //! The memory of batches: one piece for each, used again, and counted.
 //!
-//! A [`Pool`] lends out pieces of memory of one size. A step's piece is cut into parts that different threads write, and
-//! put together again without a copy; whoever drops a [`Buffer`] gives its memory back. There is always memory to be
-//! had: what bounds it is that only so many steps are made ahead, and that a consumer who keeps batches keeps memory.
+//! A [`Pool`] lends out pieces of memory of one size. A step's piece is cut into parts that different threads write,
+//! and put together again without a copy; whoever drops a [`BatchMemory`] gives its memory back. There is always memory
+//! to be had: what bounds it is that only so many steps are made ahead, and that a consumer who keeps batches keeps
+//! memory.
 //!
 //! **Invariant:** the ledger has every byte that was allocated and not freed, from the moment of its allocation until
 //! its last part is gone, whoever has it. Memory begins at a multiple of [`ALIGN_BYTES`].
@@ -16,8 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
 
-/// Batches begin at a multiple of this. JAX and XLA take memory over without a copy only from such an address, and it is
-/// the length of a cache line and of the longest vector.
+/// Batches begin at a multiple of this. JAX and XLA take memory over without a copy only from such an address, and it
+/// is the length of a cache line and of the longest vector.
 pub(crate) const ALIGN_BYTES: usize = 64;
 
 /// How much memory there is for batches.
@@ -109,8 +110,8 @@ pub(crate) struct Pool {
     ledger: Arc<Ledger>,
     /// Of a whole batch.
     size_bytes: usize,
-    /// What nobody uses. Taken from by workers that begin a step, filled by whoever drops a batch. None when the feed is
-    /// gone: what comes back later is freed.
+    /// What nobody uses. Taken from by workers that begin a step, filled by whoever drops a batch. None when the feed
+    /// is gone: what comes back later is freed.
     free: Mutex<Option<Vec<Slice>>>,
     /// More than this is not kept.
     most_free: usize,
@@ -155,25 +156,25 @@ impl Pool {
 
 /// The memory of one batch, in one piece. Goes back to its pool when it is dropped.
 #[derive(Debug)]
-pub struct Buffer {
+pub struct BatchMemory {
     /// None only while it is dropped.
     slices: Option<(Slice, Slice)>,
     pool: Arc<Pool>,
 }
 
-impl Buffer {
+impl BatchMemory {
     /// Of parts that [`Pool::take`] has given, in their order, and the rest of the piece.
-    pub(crate) fn join(parts: impl IntoIterator<Item = Slice>, rest: Slice, pool: &Arc<Pool>) -> Buffer {
+    pub(crate) fn join(parts: impl IntoIterator<Item = Slice>, rest: Slice, pool: &Arc<Pool>) -> BatchMemory {
         let joined = parts.into_iter().reduce(|mut whole, next| {
             whole.join(next);
             whole
         });
         let whole = joined.expect("invariant: a batch has at least one part");
-        Buffer { slices: Some((whole, rest)), pool: Arc::clone(pool) }
+        BatchMemory { slices: Some((whole, rest)), pool: Arc::clone(pool) }
     }
 }
 
-impl Deref for Buffer {
+impl Deref for BatchMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -181,13 +182,13 @@ impl Deref for Buffer {
     }
 }
 
-impl DerefMut for Buffer {
+impl DerefMut for BatchMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.slices.as_mut().map_or(&mut [], |(whole, _)| whole.as_mut())
     }
 }
 
-impl Drop for Buffer {
+impl Drop for BatchMemory {
     fn drop(&mut self) {
         if let Some((mut whole, rest)) = self.slices.take() {
             whole.join(rest);
@@ -219,7 +220,7 @@ mod tests {
                     scope.spawn(move || part.as_mut().fill(number as u8 + turn));
                 }
             });
-            let buffer = Buffer::join(parts, rest, &pool);
+            let buffer = BatchMemory::join(parts, rest, &pool);
             assert_eq!(buffer.as_ptr() as usize % ALIGN_BYTES, 0);
             assert!(buffer.iter().enumerate().all(|(at, byte)| *byte == (at / 100) as u8 + turn));
             assert_eq!(*address.get_or_insert(buffer.as_ptr()), buffer.as_ptr(), "the same memory is used again");
@@ -230,10 +231,10 @@ mod tests {
     fn every_byte_is_counted_until_its_last_part_is_gone() {
         let (ledger, pool) = pool(1_000, 1);
         let one = 1_000 + ALIGN_BYTES;
-        let buffers: Vec<Buffer> = (0..3)
+        let buffers: Vec<BatchMemory> = (0..3)
             .map(|_| {
                 let (whole, rest) = pool.take(10);
-                Buffer::join([whole], rest, &pool)
+                BatchMemory::join([whole], rest, &pool)
             })
             .collect();
         assert_eq!(ledger.read(), MemoryBytes { now: 3 * one, peak: 3 * one });
@@ -247,7 +248,7 @@ mod tests {
         drop(part);
         assert_eq!(ledger.read(), MemoryBytes { now: 0, peak: 3 * one });
         let (whole, rest) = pool.take(1);
-        drop(Buffer::join([whole], rest, &pool));
+        drop(BatchMemory::join([whole], rest, &pool));
         assert_eq!(ledger.read().now, 0, "nothing is kept when the feed is gone");
     }
 }

@@ -1,9 +1,9 @@
 //! Two samples made one: mix-up and CutMix.
 //!
 //! Positions are paired within the global batch, the first with the second and so on, which is a random pairing because
-//! the order is; each of a pair gets some of the other (see `loader`). *Mix-up* lays the other over it; *CutMix* pastes a
-//! box of it, at a random place, whose area follows from the share. What becomes of a sample is drawn from a stream of
-//! its own, so it depends on no rank, no worker and no other setting.
+//! the order is; each of a pair gets some of the other (see `loader`). *Mix-up* lays the other over it; *CutMix* pastes
+//! a box of it, at a random place, whose area follows from the share. What becomes of a sample is drawn from a stream
+//! of its own, so it depends on no rank, no worker and no other setting.
 //!
 //! **Invariant:** a share of 1 leaves a sample as it is, to the bit. With CutMix the share is that of the pixels.
 
@@ -84,8 +84,8 @@ pub(crate) struct CutBox {
 }
 
 impl CutBox {
-    /// A box around any pixel, with the image's proportions and the area that leaves the share; what lies outside of the
-    /// image is cut off.
+    /// A box around any pixel, with the image's proportions and the area that leaves the share; what lies outside of
+    /// the image is cut off.
     fn draw(share: f32, shape: ImageShape, chance: &mut Chance) -> CutBox {
         let side = (1.0 - share).max(0.0).sqrt() / 2.0;
         let mut range = |length: usize| {

@@ -1,11 +1,11 @@
 //! Typed batches for front ends: records, read, decoded, changed and laid side by side ahead of time.
 //!
 //! A [`Feed`] is [`Records`], what becomes of them ([`Content`]), an order and the share of a rank; a [`FeedEpoch`] is
-//! one walk through it, and may begin at any step. Threads make parts of batches (`crew`) of what `maker` says, in memory
-//! that is used again (`memory`); samples may be mixed (`mix`). What the stages take is counted (`times`).
+//! one walk through it, and may begin at any step. Threads make parts of batches (`crew`) of what `maker` says, in
+//! memory that is used again (`memory`); samples may be mixed (`mix`). What the stages take is counted (`times`).
 //!
-//! **Invariant:** a batch depends on the records, the content, seed, epoch, step and global batch; neither on the number
-//! of ranks or workers nor on where the epoch was begun. At most `prefetch` batches are being made or lie ready.
+//! **Invariant:** a batch depends on the records, the content, seed, epoch, step and global batch; neither on the
+//! number of ranks or workers nor on where the epoch was begun. At most `prefetch` batches are being made or lie ready.
 //! A sample that cannot be read is an error that names it, unless the configuration says otherwise.
 //!
 //! What is deliberately not here: any front end's tensors, and devices.
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use farandole_trace::Recorder;
 
-pub use memory::{Buffer, MemoryBytes};
+pub use memory::{BatchMemory, MemoryBytes};
 pub use mix::Mixing;
 pub use times::FeedTimes;
 
@@ -154,7 +154,7 @@ pub struct FeedBatch {
 #[derive(Debug)]
 pub enum Images {
     /// Side by side, in the element and layout that were asked for.
-    Pixels(Buffer),
+    Pixels(BatchMemory),
     /// Records as they are.
     Encoded(Encoded),
 }

@@ -1,9 +1,9 @@
 //! Batches in time: a rank's share of each epoch, made ahead of the training loop by worker threads.
 //!
 //! A [`Loader`] knows what to make, an [`Epoch`] is one walk through it. Workers make parts of batches, as long as no
-//! more than `prefetch` batches are made or lie ready; whoever iterates gets them in order (`crew`). What a batch is made
-//! of does not depend on who makes it (`maker`), so any number of workers gives the same batches; with none the iterating
-//! thread makes them itself.
+//! more than `prefetch` batches are made or lie ready; whoever iterates gets them in order (`crew`). What a batch is
+//! made of does not depend on who makes it (`maker`), so any number of workers gives the same batches; with none the
+//! iterating thread makes them itself.
 //!
 //! **Invariant:** an epoch that is dropped, also in the middle, has no threads left when the drop returns, and workers
 //! look after each sample whether they are still wanted. Whatever goes wrong with a sample, also a panic, becomes an
