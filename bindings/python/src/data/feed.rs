@@ -23,6 +23,9 @@ use crate::waiting::{SIGNAL_CHECK_INTERVAL, Waiting};
 const FORKED: &str = "this loader was made before the process was forked, and its threads are in the parent alone: make \
                       a loader in the child, or start workers with the method \"spawn\"";
 
+/// Names and arguments of transforms, bands, element type and layout.
+type ImageContent<'py> = (Vec<(String, Bound<'py, PyDict>)>, usize, String, String);
+
 /// A rank's batches.
 #[pyclass(frozen, module = "farandole._native")]
 pub(crate) struct DataFeed {
@@ -51,8 +54,7 @@ impl DataFeed {
 
 #[pymethods]
 impl DataFeed {
-    /// `content`: names and arguments of transforms, bands, element type and layout; none for records as they are.
-    /// `nearby`: blocks and windows of an order with locality.
+    /// `content`: none for records as they are. `nearby`: blocks and windows of an order with locality.
     #[new]
     #[pyo3(signature = (records, *, content, batch, global_batch, rank, world_size, drop_last, workers, prefetch, seed,
                         shuffle, nearby, skip_broken, mixup, cutmix))]
@@ -60,7 +62,7 @@ impl DataFeed {
     fn new(
         py: Python<'_>,
         records: &DataRecords,
-        content: Option<(Vec<(String, Bound<'_, PyDict>)>, usize, String, String)>,
+        content: Option<ImageContent<'_>>,
         batch: usize,
         global_batch: Option<usize>,
         rank: usize,
