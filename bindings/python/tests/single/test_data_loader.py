@@ -48,6 +48,14 @@ def feeding():
     return [name for name in threads() if name.startswith("feed")]
 
 
+def both_feed():
+    """Whether two threads load. A thread has its name a moment after it has begun."""
+    until = time.monotonic() + 30
+    while len(feeding()) < 2 and time.monotonic() < until:
+        time.sleep(0.001)
+    return len(feeding()) == 2
+
+
 def test_a_folder_of_classes_gives_images_and_labels(folder):
     loader = load(folder)
     assert len(loader) == 7 and loader.classes == ["ant", "bee", "cat"]
@@ -224,16 +232,12 @@ def test_threads_end_with_the_epoch_the_iterator_and_the_loader(folder):
     assert not feeding(), "nothing is started before it is needed"
     batches = iter(loader)
     next(batches)
-    # A thread has its name a moment after it has begun.
-    until = time.monotonic() + 30
-    while len(feeding()) < 2 and time.monotonic() < until:
-        time.sleep(0.001)
-    assert len(feeding()) == 2
+    assert both_feed()
     with pytest.raises(RuntimeError, match="one iterator at a time"):
         again = iter(loader)
         next(batches)
     del batches
-    assert feeding(), "an old iterator ends nothing"
+    assert both_feed(), "an old iterator ends nothing"
     del again
     assert not feeding()
     walk(loader)
