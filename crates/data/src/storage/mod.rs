@@ -7,11 +7,21 @@
 //! **Invariant:** a read fills its whole buffer or fails with the object, the offset and the cause. Whoever implements
 //! a storage bounds how long a read takes.
 //!
+//! [`open`] turns what people write, a path or a URL, into a storage: [`LocalFiles`], or (`remote`) an object store or
+//! a web server behind a [`cache`].
+//!
 //! What is deliberately not here: writing. Data sets are written to local folders.
 
+pub mod cache;
+mod counters;
 mod local;
+mod open;
+#[cfg(feature = "remote")]
+mod remote;
 
+pub use counters::{StorageCounters, StorageCounts};
 pub use local::LocalFiles;
+pub use open::{StorageOptions, Variables, open};
 
 /// Objects that are read by ranges. See the module's text.
 pub trait Storage: Send + Sync + std::fmt::Debug {
@@ -24,8 +34,28 @@ pub trait Storage: Send + Sync + std::fmt::Debug {
     /// Fills the buffer with the bytes from `offset` on.
     fn read_at(&self, path: &str, offset: u64, buffer: &mut [u8]) -> Result<(), StorageError>;
 
+    /// Which content an object has. Whoever keeps bytes of it keeps them under this. A storage that cannot tell says
+    /// how long the object is.
+    fn version(&self, path: &str) -> Result<Version, StorageError> {
+        Ok(Version { bytes: self.size(path)?, tag: 0 })
+    }
+
+    /// What has happened so far: requests, repeated ones, blocks found and fetched.
+    fn counts(&self) -> StorageCounts {
+        StorageCounts::default()
+    }
+
     /// One line for people: which kind of storage, and where.
     fn describe(&self) -> String;
+}
+
+/// A content of an object: another one has, but for a collision of hashes, another version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// How long the object is.
+    pub bytes: u64,
+    /// A hash of what the store calls the content (its ETag); 0 where it calls it nothing.
+    pub tag: u64,
 }
 
 /// An object of a storage.
