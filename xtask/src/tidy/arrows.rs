@@ -68,8 +68,8 @@ const COMMAND: &[&str] = &[
     "farandole-cluster",
 ];
 
-/// The data plane has no async runtime: threads and epoll. The client of object stores has one, because the library that
-/// knows their protocols wants it.
+/// The data plane has no async runtime: threads and epoll. The client of object stores has one, because the library
+/// that knows their protocols wants it.
 const ASYNC_RUNTIME: (&str, &str) = ("farandole-data", "tokio");
 
 /// Names that a crate must not have: they say nothing, and everything ends up in them.

@@ -21,7 +21,7 @@ mod remote;
 
 pub use counters::{StorageCounters, StorageCounts};
 pub use local::LocalFiles;
-pub use open::{StorageOptions, Variables, open};
+pub use open::{StorageOptions, StorageVariables, open};
 
 /// Objects that are read by ranges. See the module's text.
 pub trait Storage: Send + Sync + std::fmt::Debug {
@@ -36,8 +36,8 @@ pub trait Storage: Send + Sync + std::fmt::Debug {
 
     /// Which content an object has. Whoever keeps bytes of it keeps them under this. A storage that cannot tell says
     /// how long the object is.
-    fn version(&self, path: &str) -> Result<Version, StorageError> {
-        Ok(Version { bytes: self.size(path)?, tag: 0 })
+    fn version(&self, path: &str) -> Result<ObjectVersion, StorageError> {
+        Ok(ObjectVersion { bytes: self.size(path)?, tag: 0 })
     }
 
     /// What has happened so far: requests, repeated ones, blocks found and fetched.
@@ -51,7 +51,7 @@ pub trait Storage: Send + Sync + std::fmt::Debug {
 
 /// A content of an object: another one has, but for a collision of hashes, another version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Version {
+pub struct ObjectVersion {
     /// How long the object is.
     pub bytes: u64,
     /// A hash of what the store calls the content (its ETag); 0 where it calls it nothing.

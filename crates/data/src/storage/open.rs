@@ -38,7 +38,7 @@ pub struct StorageOptions {
     /// What is kept of remote objects.
     pub cache: CacheOptions,
     /// Where credentials, endpoints and proxies are looked up: the environment of the process, unless somebody sets it.
-    pub variables: Variables,
+    pub variables: StorageVariables,
 }
 
 impl Default for StorageOptions {
@@ -58,7 +58,7 @@ impl Default for StorageOptions {
             // An image or a table, but no shard: each read of a part would fetch all of it.
             whole_bytes: 64 << 20,
             cache: CacheOptions::default(),
-            variables: Variables::of_this_process(),
+            variables: StorageVariables::of_this_process(),
         }
     }
 }
@@ -85,13 +85,13 @@ impl StorageOptions {
     }
 }
 
-/// Variables by name. They hold secrets, so nothing shows their values.
+/// StorageVariables by name. They hold secrets, so nothing shows their values.
 #[derive(Clone, Default)]
-pub struct Variables(BTreeMap<String, String>);
+pub struct StorageVariables(BTreeMap<String, String>);
 
-impl Variables {
+impl StorageVariables {
     /// The environment of this process.
-    pub fn of_this_process() -> Variables {
+    pub fn of_this_process() -> StorageVariables {
         settings::of_this_process().into_iter().collect()
     }
 
@@ -106,13 +106,13 @@ impl Variables {
     }
 }
 
-impl FromIterator<(String, String)> for Variables {
-    fn from_iter<I: IntoIterator<Item = (String, String)>>(pairs: I) -> Variables {
-        Variables(pairs.into_iter().collect())
+impl FromIterator<(String, String)> for StorageVariables {
+    fn from_iter<I: IntoIterator<Item = (String, String)>>(pairs: I) -> StorageVariables {
+        StorageVariables(pairs.into_iter().collect())
     }
 }
 
-impl std::fmt::Debug for Variables {
+impl std::fmt::Debug for StorageVariables {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} variables", self.0.len())
     }
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     fn open_one(url: &str) -> Result<(Arc<dyn Storage>, String), StorageError> {
-        open(url, &StorageOptions { variables: Variables::default(), ..StorageOptions::default() })
+        open(url, &StorageOptions { variables: StorageVariables::default(), ..StorageOptions::default() })
     }
 
     #[test]
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(shown("s3://bucket/what?"), "s3://bucket/what?");
         let error = open_one("https://me:pass@host/a?sig=secret").unwrap_err().to_string();
         assert!(!error.contains("pass") && !error.contains("secret"), "{error}");
-        let set = Variables::from_iter([("AWS_SECRET_ACCESS_KEY".to_owned(), "hidden".to_owned())]);
+        let set = StorageVariables::from_iter([("AWS_SECRET_ACCESS_KEY".to_owned(), "hidden".to_owned())]);
         assert!(!format!("{set:?}").contains("hidden"));
     }
 }

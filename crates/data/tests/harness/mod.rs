@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farandole_data::storage::{StorageOptions, Variables};
+use farandole_data::storage::{StorageOptions, StorageVariables};
 
 /// What requests are signed with.
 pub(crate) const KEY_ID: &str = "AKIDTESTTESTTEST";
@@ -127,7 +127,7 @@ impl Server {
         asked.filter_map(|asked| asked.headers.get("range").cloned()).collect()
     }
 
-    /// Variables with which a client reaches this server as S3.
+    /// StorageVariables with which a client reaches this server as S3.
     pub(crate) fn variables(&self) -> Vec<(String, String)> {
         let pairs = [
             ("AWS_ENDPOINT_URL", format!("http://{}", self.address)),
@@ -149,7 +149,7 @@ impl Server {
 
 /// Options for tests that wait for errors.
 pub(crate) fn quick() -> StorageOptions {
-    let mut options = StorageOptions { variables: Variables::default(), ..StorageOptions::default() };
+    let mut options = StorageOptions { variables: StorageVariables::default(), ..StorageOptions::default() };
     options.first_pause = Duration::from_millis(2);
     options.silence_timeout = Duration::from_millis(400);
     options.deadline = Duration::from_secs(60);

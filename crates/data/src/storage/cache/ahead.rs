@@ -1,8 +1,8 @@
 //! Reading ahead: blocks are fetched before they are asked for, by threads of the cache's own.
 //!
 //! [`Streams`] remembers where the last read of each object ended. A read that begins there, or a little behind it,
-//! goes on in order, and the block behind it will be wanted. [`Ahead`] has the threads. Requests that find its queue full
-//! are dropped: whoever needs the block fetches it.
+//! goes on in order, and the block behind it will be wanted. [`Ahead`] has the threads. Requests that find its queue
+//! full are dropped: whoever needs the block fetches it.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

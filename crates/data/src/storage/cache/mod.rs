@@ -2,8 +2,8 @@
 //!
 //! Objects are cut into blocks of the same length. A block is named by a hash of where it comes from, the object's path
 //! and content (its version) and its number; so a block never goes out of date, and an object that is replaced has new
-//! blocks. A read takes a block from memory, else from disk, else it fetches it: once in a process (`flights`), and once
-//! on a host by a lease on disk (`disk`). Others wait for it, with a deadline, and then fetch it themselves.
+//! blocks. A read takes a block from memory, else from disk, else it fetches it: once in a process (`flights`), and
+//! once on a host by a lease on disk (`disk`). Others wait for it, with a deadline, and then fetch it themselves.
 //!
 //! **Invariant:** what is read is what the storage behind has, or an error of that storage. The cache has no errors of
 //! its own: what is broken or cannot be written is fetched.
@@ -28,7 +28,7 @@ use self::disk::{DiskBlocks, Found, Leased};
 use self::flights::{Boarding, Flights};
 use self::memory::MemoryBlocks;
 use super::counters::{Count, StorageCounters, StorageCounts};
-use super::{Object, Storage, StorageError, StorageErrorKind, Version};
+use super::{Object, ObjectVersion, Storage, StorageError, StorageErrorKind};
 
 /// What is kept, and where.
 #[derive(Clone, Debug)]
@@ -143,7 +143,7 @@ impl CachedStorage {
     }
 
     /// Has the blocks fetched that will be wanted: the others of this read, and the next one of a read in order.
-    fn read_ahead(&self, path: &str, version: Version, blocks: Range<u64>, goes_on: bool) {
+    fn read_ahead(&self, path: &str, version: ObjectVersion, blocks: Range<u64>, goes_on: bool) {
         let Some(ahead) = &self.ahead else { return };
         let last = if goes_on { blocks.end + 1 } else { blocks.end };
         for number in blocks.start + 1..last {
@@ -194,7 +194,7 @@ impl Storage for CachedStorage {
         Ok(())
     }
 
-    fn version(&self, path: &str) -> Result<Version, StorageError> {
+    fn version(&self, path: &str) -> Result<ObjectVersion, StorageError> {
         self.shared.inner.version(path)
     }
 
@@ -221,7 +221,7 @@ impl Shared {
     }
 
     /// The name of a block and where it is; none behind the end of the object.
-    fn block(&self, path: &str, version: Version, number: u64) -> Option<(Key, Span)> {
+    fn block(&self, path: &str, version: ObjectVersion, number: u64) -> Option<(Key, Span)> {
         let block_bytes = self.options.block_bytes as u64;
         let begin = number.checked_mul(block_bytes).filter(|begin| *begin < version.bytes)?;
         let bytes = (version.bytes - begin).min(block_bytes) as usize;

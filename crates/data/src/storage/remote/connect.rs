@@ -1,8 +1,8 @@
 //! Connections: addresses, proxies, TLS.
 //!
 //! A [`Dialer`] makes a connection to a server as a URL names it: directly, or through the proxy that `HTTPS_PROXY`,
-//! `HTTP_PROXY` or `ALL_PROXY` name and `NO_PROXY` does not except; with TLS for `https`, and then only to a server whose
-//! certificate one of the system's roots vouches for (`SSL_CERT_FILE`, `SSL_CERT_DIR` name others).
+//! `HTTP_PROXY` or `ALL_PROXY` name and `NO_PROXY` does not except; with TLS for `https`, and then only to a server
+//! whose certificate one of the system's roots vouches for (`SSL_CERT_FILE`, `SSL_CERT_DIR` name others).
 //!
 //! **Invariant:** every step has a time limit.
 //!
@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::super::open::Variables;
+use super::super::open::StorageVariables;
 use super::trouble::Trouble;
 
 /// Long enough for a virtual machine's own metadata server, short for somebody who has forgotten the credentials.
@@ -49,7 +49,7 @@ pub(super) struct Connection {
 }
 
 impl Dialer {
-    pub(super) fn new(connect_timeout: Duration, silence_timeout: Duration, variables: &Variables) -> Dialer {
+    pub(super) fn new(connect_timeout: Duration, silence_timeout: Duration, variables: &StorageVariables) -> Dialer {
         Dialer { connect_timeout, silence_timeout, proxies: Proxies::new(variables), tls: OnceLock::new() }
     }
 
@@ -189,7 +189,7 @@ struct Proxy {
 }
 
 impl Proxies {
-    fn new(variables: &Variables) -> Proxies {
+    fn new(variables: &StorageVariables) -> Proxies {
         let get = |names: [&str; 2]| names.iter().find_map(|name| variables.get(name)).map(str::to_owned);
         let all = get(["all_proxy", "ALL_PROXY"]);
         // Programs on the web have `HTTP_PROXY` set by whoever asks them something, so curl reads the small letters
@@ -243,7 +243,7 @@ impl std::fmt::Debug for Proxy {
 mod tests {
     use super::*;
 
-    fn variables(pairs: &[(&str, &str)]) -> Variables {
+    fn variables(pairs: &[(&str, &str)]) -> StorageVariables {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 

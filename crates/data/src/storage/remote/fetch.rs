@@ -21,7 +21,7 @@ use futures_util::StreamExt as _;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 
-use super::super::Version;
+use super::super::ObjectVersion;
 use super::super::counters::{Count, StorageCounters};
 use super::trouble::Trouble;
 
@@ -57,7 +57,7 @@ pub(super) enum Failure {
 #[derive(Debug)]
 pub(super) enum Piece {
     /// The object's content, with the first answer.
-    Version(Version),
+    Version(ObjectVersion),
     /// Bytes, and where in the buffer they belong.
     Bytes(usize, Bytes),
     /// A lane is done.
@@ -72,7 +72,7 @@ pub(super) struct Fetch {
     pub(super) path: Path,
     pub(super) range: Range<u64>,
     pub(super) part_bytes: u64,
-    pub(super) expected: Option<Version>,
+    pub(super) expected: Option<ObjectVersion>,
     pub(super) patience: Patience,
     pub(super) whole_bytes: u64,
     /// Whether the server was found to send whole objects only. Set by any read, for all later ones.
@@ -218,18 +218,18 @@ impl Failure {
 }
 
 /// The content that a store tells about.
-pub(super) fn version_of(meta: &ObjectMeta) -> Version {
+pub(super) fn version_of(meta: &ObjectMeta) -> ObjectVersion {
     let tag = match &meta.e_tag {
         // Listings and answers differ in quotes.
         Some(etag) => hash(etag.trim_start_matches("W/").trim_matches('"').as_bytes()),
         // A web server that has no ETag has the time of the last change.
         None => hash(format!("{} {}", meta.last_modified.timestamp(), meta.size).as_bytes()),
     };
-    Version { bytes: meta.size, tag }
+    ObjectVersion { bytes: meta.size, tag }
 }
 
 /// Whether two contents may be the same: a tag of 0 is not known.
-pub(super) fn is_same(one: Version, other: Version) -> bool {
+pub(super) fn is_same(one: ObjectVersion, other: ObjectVersion) -> bool {
     one.bytes == other.bytes && (one.tag == other.tag || one.tag == 0 || other.tag == 0)
 }
 

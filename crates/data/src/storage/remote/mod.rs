@@ -45,7 +45,7 @@ use self::fetch::{Failure, Fetch, Patience, Piece, is_same, version_of};
 use self::place::{Kind, Secrets};
 use self::trouble::Trouble;
 use super::counters::{Count, StorageCounters, StorageCounts};
-use super::{Object, Storage, StorageError, StorageOptions, Version};
+use super::{Object, ObjectVersion, Storage, StorageError, StorageOptions};
 
 pub(super) use self::place::Place;
 
@@ -62,7 +62,7 @@ pub(super) struct Remote {
     counters: Arc<StorageCounters>,
     no_ranges: Arc<AtomicBool>,
     /// The contents of objects that were looked at, by a hash of the path: 32 bytes for each. Readers add and look up.
-    versions: Mutex<HashMap<u128, Version>>,
+    versions: Mutex<HashMap<u128, ObjectVersion>>,
     driver: Driver,
 }
 
@@ -143,7 +143,7 @@ impl Remote {
     }
 
     /// Asks the store for the content of an object.
-    fn look(&self, path: &str) -> Result<Version, StorageError> {
+    fn look(&self, path: &str) -> Result<ObjectVersion, StorageError> {
         let location = location(path);
         let options = GetOptions { head: true, ..GetOptions::default() };
         let asked = location.clone();
@@ -175,11 +175,11 @@ impl Remote {
         Ok(version)
     }
 
-    fn known(&self, path: &str) -> Option<Version> {
+    fn known(&self, path: &str) -> Option<ObjectVersion> {
         self.versions.lock().unwrap_or_else(PoisonError::into_inner).get(&key(path)).copied()
     }
 
-    fn remember(&self, path: &str, version: Version) {
+    fn remember(&self, path: &str, version: ObjectVersion) {
         self.versions.lock().unwrap_or_else(PoisonError::into_inner).insert(key(path), version);
     }
 
@@ -208,7 +208,7 @@ impl Remote {
         &self,
         path: &str,
         range: Range<u64>,
-        expected: Option<Version>,
+        expected: Option<ObjectVersion>,
         buffer: &mut [u8],
     ) -> Result<(), Failure> {
         let fetch = Arc::new(Fetch {
@@ -256,7 +256,7 @@ impl Storage for Remote {
             // S3 calls contents by the same name in listings and in answers; of others that is not known.
             let tag = if self.place.kind == Kind::S3 { version_of(object).tag } else { 0 };
             if self.known(object.location.as_ref()).is_none() {
-                self.remember(object.location.as_ref(), Version { bytes: object.size, tag });
+                self.remember(object.location.as_ref(), ObjectVersion { bytes: object.size, tag });
             }
         }
         let objects: Vec<Object> =
@@ -286,7 +286,7 @@ impl Storage for Remote {
         self.fetch(path, offset..end, expected, buffer).map_err(|failure| failed(&failure))
     }
 
-    fn version(&self, path: &str) -> Result<Version, StorageError> {
+    fn version(&self, path: &str) -> Result<ObjectVersion, StorageError> {
         match self.known(path) {
             Some(version) if version.tag != 0 => Ok(version),
             known => {

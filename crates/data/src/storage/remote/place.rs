@@ -15,7 +15,7 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::http::HttpBuilder;
 use object_store::{BackoffConfig, RetryConfig};
 
-use super::super::open::Variables;
+use super::super::open::StorageVariables;
 use super::client::Client;
 use super::crypto::Crypto;
 use super::profile;
@@ -79,7 +79,7 @@ impl Place {
     /// A client of the store, what it is called among caches, and what must not be shown.
     pub(super) fn connect(
         &self,
-        variables: &Variables,
+        variables: &StorageVariables,
         client: Client,
     ) -> Result<(Arc<dyn ObjectStore>, String, Secrets), String> {
         super::crypto::check_processor()?;
@@ -125,7 +125,7 @@ impl Place {
     }
 
     /// S3 with the variables, and with what of a profile they do not say. Also returns the endpoint.
-    fn s3(&self, variables: &Variables, secrets: &mut Secrets) -> Result<(AmazonS3Builder, String), String> {
+    fn s3(&self, variables: &StorageVariables, secrets: &mut Secrets) -> Result<(AmazonS3Builder, String), String> {
         let mut builder = AmazonS3Builder::new().with_bucket_name(&self.authority);
         let mut endpoint = String::new();
         let profile = profile::read(variables)?;
@@ -180,7 +180,7 @@ impl Place {
 }
 
 impl Secrets {
-    fn new(variables: &Variables) -> Secrets {
+    fn new(variables: &StorageVariables) -> Secrets {
         let is_secret = |name: &str| {
             let is_cloud = ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|begin| name.starts_with(begin));
             let words = ["SECRET", "TOKEN", "SAS", "ACCOUNT_KEY", "PASSWORD", "ACCESS_KEY"];
@@ -205,7 +205,7 @@ fn once() -> RetryConfig {
     RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: std::time::Duration::from_secs(60) }
 }
 
-fn text(variables: &Variables, name: &str) -> String {
+fn text(variables: &StorageVariables, name: &str) -> String {
     variables.get(name).unwrap_or_default().to_owned()
 }
 
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn secrets_are_taken_out_of_texts() {
-        let variables: Variables = [
+        let variables: StorageVariables = [
             ("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI"),
             ("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE"),
             ("AZURE_STORAGE_SAS_KEY", "sv=1&sig=abcdef"),

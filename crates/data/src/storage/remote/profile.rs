@@ -7,14 +7,14 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::super::open::Variables;
+use super::super::open::StorageVariables;
 
 /// Keys of a profile that mean the same as variables.
 const KNOWN: [&str; 5] = ["aws_access_key_id", "aws_secret_access_key", "aws_session_token", "region", "endpoint_url"];
 
 /// What the chosen profile says, under the names of variables in small letters. Where no profile was chosen and none is
 /// there, nothing.
-pub(super) fn read(variables: &Variables) -> Result<BTreeMap<String, String>, String> {
+pub(super) fn read(variables: &StorageVariables) -> Result<BTreeMap<String, String>, String> {
     let chosen = variables.get("AWS_PROFILE").or_else(|| variables.get("AWS_DEFAULT_PROFILE"));
     let name = chosen.unwrap_or("default");
     let file = |variable: &str, usual: &str| {
@@ -116,6 +116,6 @@ mod tests {
     fn keys_that_are_elsewhere_are_named_and_no_files_are_no_error() {
         let folder = home("", "[profile me]\nsso_session = corp\n");
         assert!(read_with(&folder, "me").unwrap_err().contains("export-credentials --profile me"));
-        assert!(read(&Variables::default()).unwrap().is_empty());
+        assert!(read(&StorageVariables::default()).unwrap().is_empty());
     }
 }
