@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use farandole_data::storage::{Storage, StorageError, StorageErrorKind, StorageOptions, open};
 use harness::{Fault, Manner, SECRET, Server, TOKEN, pattern, quick};
 
+/// What the role program reads.
+const ROLE_URL: &str = "FARANDOLE_TEST_STORAGE_URL";
+
 /// An S3 server with one object of this many bytes.
 fn with_object(bytes: usize) -> (Server, Vec<u8>) {
     let server = Server::start(Manner::S3);
@@ -318,4 +321,40 @@ fn connections_are_used_again_and_no_more_are_open_than_allowed() {
     });
     assert_eq!(storage.counts().requests, 80);
     assert!(server.connections() <= 3, "{} connections", server.connections());
+}
+
+/// Reads an object and says what it is, or what went wrong.
+#[test]
+#[ignore = "role program: other tests start it"]
+fn reader() {
+    let url = std::env::var(ROLE_URL).expect("another test starts this one, with its task in the environment");
+    let (storage, path) = open_at(&url, &quick());
+    match storage.size(&path).and_then(|bytes| read(&*storage, &path, 0, bytes as usize)) {
+        Ok(bytes) => eprintln!("read {}", blake3::hash(&bytes).to_hex()),
+        Err(error) => eprintln!("failed: {error}"),
+    }
+}
+
+#[test]
+fn certificates_are_checked_against_the_authorities_of_the_environment() {
+    let server = Server::start(Manner::Web);
+    let object = pattern(300_000);
+    server.put("object", &object);
+    let port = harness::tls::in_front_of(&server.address);
+    // The authorities are those of a process, so another process reads.
+    let read_as = |host: &str, authority: &str| {
+        let mut reader = std::process::Command::new(std::env::current_exe().unwrap());
+        reader.args(["--ignored", "--exact", "reader", "--nocapture"]);
+        reader.env(ROLE_URL, format!("https://{host}:{port}/object"));
+        reader.env("SSL_CERT_FILE", authority).env_remove("SSL_CERT_DIR");
+        let output = farandole_testing::finish(&mut reader, Duration::from_secs(60));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = read_as("localhost", harness::tls::AUTHORITY);
+    assert!(said.contains(&format!("read {}", blake3::hash(&object).to_hex())), "{said}");
+    // Another name than the certificate's, and an authority that nobody here knows.
+    let said = read_as("127.0.0.1", harness::tls::AUTHORITY);
+    assert!(said.contains("failed: https://127.0.0.1") && said.contains("no TLS with 127.0.0.1"), "{said}");
+    let said = read_as("localhost", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tls/server.pem"));
+    assert!(said.contains("no TLS with localhost") && said.contains("SSL_CERT_FILE"), "{said}");
 }

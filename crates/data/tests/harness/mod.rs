@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 mod signature;
+pub(crate) mod tls;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead as _, BufReader, Write as _};
