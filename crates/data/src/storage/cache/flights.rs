@@ -13,7 +13,7 @@ use super::super::StorageError;
 use super::Key;
 
 /// What a fetch ends with. None: it was given up.
-type Outcome = Option<Result<Arc<[u8]>, StorageError>>;
+type Outcome = Option<Result<Arc<Vec<u8>>, StorageError>>;
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ impl Flights {
 
 impl Duty<'_> {
     /// Ends the fetch for all.
-    pub(super) fn fulfil(self, outcome: Result<Arc<[u8]>, StorageError>) {
+    pub(super) fn fulfil(self, outcome: Result<Arc<Vec<u8>>, StorageError>) {
         *self.flight.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(Some(outcome));
     }
 }

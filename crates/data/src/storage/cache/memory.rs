@@ -16,7 +16,7 @@ pub(super) struct MemoryBlocks {
 
 #[derive(Debug, Default)]
 struct Inner {
-    blocks: HashMap<Key, (Arc<[u8]>, u64)>,
+    blocks: HashMap<Key, (Arc<Vec<u8>>, u64)>,
     /// Uses in their order, each with its number. Only the latest use of a block counts; older ones are passed over.
     uses: VecDeque<(Key, u64)>,
     number: u64,
@@ -28,7 +28,7 @@ impl MemoryBlocks {
         MemoryBlocks { limit_bytes, inner: Mutex::default() }
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<Arc<[u8]>> {
+    pub(super) fn get(&self, key: Key) -> Option<Arc<Vec<u8>>> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let block = Arc::clone(&inner.blocks.get(&key)?.0);
         inner.note_use(key);
@@ -39,7 +39,7 @@ impl MemoryBlocks {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).blocks.contains_key(&key)
     }
 
-    pub(super) fn insert(&self, key: Key, block: Arc<[u8]>) {
+    pub(super) fn insert(&self, key: Key, block: Arc<Vec<u8>>) {
         if block.len() as u64 > self.limit_bytes {
             return;
         }

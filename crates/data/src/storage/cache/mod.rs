@@ -258,7 +258,7 @@ impl Shared {
     }
 
     /// The whole block, fetched by this thread or by another one.
-    fn fetch(&self, key: Key, span: &Span) -> Result<Arc<[u8]>, StorageError> {
+    fn fetch(&self, key: Key, span: &Span) -> Result<Arc<Vec<u8>>, StorageError> {
         match self.flights.board(key) {
             Boarding::Fetch(duty) => {
                 // It may have arrived since this thread looked.
@@ -274,14 +274,14 @@ impl Shared {
     }
 
     /// Fetches a block unless another process does, or did.
-    fn fetch_for_host(&self, key: Key, span: &Span) -> Result<Arc<[u8]>, StorageError> {
+    fn fetch_for_host(&self, key: Key, span: &Span) -> Result<Arc<Vec<u8>>, StorageError> {
         let Some(disk) = &self.disk else { return self.fetch_now(key, span) };
         let lease = disk.lease(key, self.options.patience);
         if let Leased::Mine(_) | Leased::Arrived = lease {
             let mut block = vec![0; span.bytes];
             if disk.read(key, span.bytes, 0..span.bytes, &mut block) == Found::Hit {
                 self.counters.count(Count::DiskHit);
-                let block: Arc<[u8]> = block.into();
+                let block = Arc::new(block);
                 self.memory.insert(key, Arc::clone(&block));
                 return Ok(block);
             }
@@ -290,11 +290,11 @@ impl Shared {
         self.fetch_now(key, span)
     }
 
-    fn fetch_now(&self, key: Key, span: &Span) -> Result<Arc<[u8]>, StorageError> {
+    fn fetch_now(&self, key: Key, span: &Span) -> Result<Arc<Vec<u8>>, StorageError> {
         self.counters.count(Count::Miss);
         let mut block = vec![0; span.bytes];
         self.inner.read_at(&span.path, span.begin, &mut block)?;
-        let block: Arc<[u8]> = block.into();
+        let block = Arc::new(block);
         self.memory.insert(key, Arc::clone(&block));
         if let Some(disk) = &self.disk {
             disk.write(key, &block);
