@@ -47,7 +47,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 29] = [
+const CHORES: [Chore; 30] = [
     Chore {
         name: "ci",
         summary: "all that continuous integration runs; installs what is missing [--fast] [--from LEG] [--only LEG]",
@@ -100,6 +100,11 @@ const CHORES: [Chore; 29] = [
         name: "jax-bench",
         summary: "arrays in JAX, against JAX's own way [words for the script]",
         run: python_bench::jax,
+    },
+    Chore {
+        name: "data-bench",
+        summary: "loading images, against the loaders of PyTorch, TensorFlow, WebDataset and DALI [words for the script]",
+        run: python_bench::data,
     },
     Chore {
         name: "train-bench",

@@ -203,6 +203,11 @@ pub(crate) fn build(profile: Profile, scope: Scope) -> Result<Built> {
     let flags: &[&str] = if profile == Profile::Release { &["--release"] } else { &[] };
     let packages = scope.words(&["farandole-python", "farandole-c", "farandole-cli"]);
     Shell::cargo(&["build"]).words(&packages).words(targets).words(flags).run()?;
+    if scope == Scope::Needed {
+        // Tests of object stores start it. Everything has it already.
+        let example = ["build", "--package", "farandole-data", "--features", "remote", "--example", "storage_cat"];
+        Shell::cargo(&example).words(flags).run()?;
+    }
     let folder = target_dir().join(if profile == Profile::Release { "release" } else { "debug" });
     let package = root().join(PACKAGE);
     put(&folder.join("libfarandole_python.so"), &package.join("farandole/_native.abi3.so"))?;

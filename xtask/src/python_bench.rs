@@ -9,6 +9,7 @@
 //!   busy beside the contestants.
 //! - `cargo xtask tf-bench`: the same in TensorFlow, beside `tf.distribute`'s own way.
 //! - `cargo xtask jax-bench`: reducing arrays in JAX, beside JAX's own way.
+//! - `cargo xtask data-bench`: loading images, beside the loaders of PyTorch, TensorFlow, WebDataset and DALI.
 //! - `cargo xtask elastic-bench`: elastic jobs that lose ranks, beside torchrun and torchft.
 //! - `cargo xtask chaos`: elastic jobs that lose ranks at random, and whether anything goes wrong. As in the one
 //!   before, cuts are made in network namespaces, which needs root.
@@ -36,6 +37,9 @@ const TENSORFLOW: Script = Script { name: "tensorflow_peers.py", deadline: "900"
 
 /// Three workloads of some twelve seconds, and what it takes to begin each.
 const JAX: Script = Script { name: "jax_peers.py", deadline: "600" };
+
+/// Six contestants that load a thousand images six times, the slowest with a hundred in a second, and making these.
+const DATA: Script = Script { name: "data_peers.py", deadline: "900" };
 
 /// Hundreds of losses, after each of which a process with PyTorch is started.
 const RECOVERY: Script = Script { name: "elastic_recovery.py", deadline: "14400" };
@@ -89,6 +93,13 @@ pub(crate) fn tensorflow(words: &[String]) -> Result<()> {
 /// `cargo xtask jax-bench [WORDS…]`.
 pub(crate) fn jax(words: &[String]) -> Result<()> {
     JAX.run(&prepare()?, &[], words)
+}
+
+/// `cargo xtask data-bench [WORDS…]`.
+pub(crate) fn data(words: &[String]) -> Result<()> {
+    let built = prepare()?;
+    MAIN.need("bindings/python/requirements-data-bench.txt", &[])?;
+    DATA.run(&built, &[], words)
 }
 
 /// `cargo xtask elastic-bench [WORDS…]`.

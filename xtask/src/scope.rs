@@ -4,8 +4,12 @@
 //! others has it compiled again. So all legs of continuous integration choose the same, everything, and each finds what
 //! the one before has built; a chore that somebody runs alone chooses what it needs, and waits for nothing else.
 
-/// Everything that is off by default is on: the trainer, and the adapters for tensor libraries.
-const EVERYTHING: [&str; 3] = ["--workspace", "--features", "farandole-cli/train,farandole/burn,farandole/candle"];
+/// Everything that is off by default is on: the trainer, object stores, and the adapters for tensor libraries.
+const EVERYTHING: [&str; 3] = [
+    "--workspace",
+    "--features",
+    "farandole-cli/train,farandole/burn,farandole/candle,farandole-data/remote",
+];
 
 /// See the module's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

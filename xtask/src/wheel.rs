@@ -36,8 +36,7 @@ const fn limit_bytes(profile: Profile) -> u64 {
 /// How long each trial job may take, in seconds.
 const TRIAL_DEADLINE: &str = "180";
 
-/// How the command is built for users. Package and features are those of README's command that trains, so that nothing
-/// is compiled twice by whoever runs both.
+/// How the command is built for users: with everything that is off by default.
 const COMMAND: [&str; 7] =
     ["build", "--release", "--package", "farandole-cli", "--features", "train", "--bin=farandole"];
 

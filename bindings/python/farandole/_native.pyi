@@ -509,3 +509,99 @@ def mxnet_reducescatter(
     batch: str | None,
     priority: int,
 ) -> MxnetCall: ...
+
+class DataArray:
+    """Memory of a batch, for DLPack: it goes back to its loader when the last that has taken it lets it go."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+class DataRecords:
+    """Samples by number, before they are decoded."""
+
+    @staticmethod
+    def open(
+        source: str,
+        *,
+        image: str | None = None,
+        label: str | None = None,
+        kind: str = "found",
+        class_names: Sequence[str] = (),
+        classes: int | None = None,
+        index: str | None = None,
+        threads: int = 0,
+    ) -> DataRecords:
+        """What lies at a path. OSError if nothing does that is understood. index: a folder; "" is nowhere, None beside
+        the shards."""
+    def __len__(self) -> int: ...
+    @property
+    def class_names(self) -> list[str]: ...
+    @property
+    def classes(self) -> int | None: ...
+    @property
+    def fingerprint(self) -> int: ...
+    def describe(self) -> str: ...
+    def name(self, index: int) -> str: ...
+    def read(self, index: int) -> tuple[bytes, int | float | list[float]]: ...
+
+class DataBatch:
+    """Samples of one step."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def global_count(self) -> int: ...
+    @property
+    def replaced(self) -> int: ...
+    def take(self) -> tuple[DataArray | list[bytes], DataArray]:
+        """Images and labels; once."""
+    def take_indices(self) -> DataArray:
+        """The numbers of the records; once."""
+
+class DataFeed:
+    """A rank's batches, made by threads."""
+
+    def __init__(
+        self,
+        records: DataRecords,
+        *,
+        content: tuple[list[tuple[str, dict[str, Any]]], int, str, str] | None,
+        batch: int,
+        global_batch: int | None,
+        rank: int,
+        world_size: int,
+        drop_last: bool,
+        workers: int,
+        prefetch: int,
+        seed: int,
+        shuffle: bool,
+        nearby: tuple[int, int] | None,
+        skip_broken: bool,
+        mixup: float,
+        cutmix: float,
+    ) -> None: ...
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+    @property
+    def samples(self) -> int: ...
+    @property
+    def global_batch(self) -> int: ...
+    def start(self, epoch: int, step: int) -> None:
+        """Begins an epoch at a step. RuntimeError in a child of a fork."""
+    def stop(self) -> None:
+        """Ends the threads."""
+    def next_batch(self) -> DataBatch | None:
+        """The next batch; none when the epoch is over. OSError names a sample that cannot be read."""
+    def take_notices(self) -> list[str]: ...
+    def stats(self) -> dict[str, Any]: ...

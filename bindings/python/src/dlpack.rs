@@ -1,4 +1,4 @@
-//! Memory of the engine's, given to Python through DLPack.
+//! Memory of the engine's and of data loaders, given to Python through DLPack.
 //!
 //! DLPack is a C structure in a capsule: where the elements are, what they are, and a function to call when nobody
 //! needs them any more. The consumer renames the capsule when it has taken over; a capsule that still has its first
@@ -10,16 +10,16 @@
 
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use farandole::{Dtype, Region};
+use farandole_data::feed::BatchMemory;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-
-use crate::result::Payload;
 
 /// DLPack's number for host memory, and the number of the device: there is one host.
 pub(crate) const HOST: (i32, i32) = (1, 0);
@@ -27,27 +27,52 @@ pub(crate) const HOST: (i32, i32) = (1, 0);
 const NAME: &CStr = c"dltensor";
 const VERSIONED_NAME: &CStr = c"dltensor_versioned";
 
-/// A result's memory. From here on it is not ours to touch: it may be a tensor that Python code writes to.
+/// Memory that is given away. From here on it is not ours to touch: it may be a tensor that Python code writes to.
 pub(crate) struct Memory {
     start: NonNull<u8>,
+    dtype: Dtype,
     /// Never read or written again; it frees the memory.
-    region: Region,
+    _owner: Box<dyn Any + Send>,
 }
 
-// SAFETY: the region is `Send`, and the pointer is one to its memory that is only handed on.
+// SAFETY: the owner is `Send`, and the pointer is one to its memory that is only handed on.
 unsafe impl Send for Memory {}
 // SAFETY: a shared reference gives out the address and the element type, nothing else.
 unsafe impl Sync for Memory {}
 
 impl Memory {
+    /// A result of the engine's.
     pub(crate) fn new(mut region: Region) -> Memory {
-        let start = NonNull::new(region.as_bytes_mut().as_mut_ptr()).expect("invariant: slices are never at null");
-        Memory { start, region }
+        Memory { start: start_of(region.as_bytes_mut()), dtype: region.dtype(), _owner: Box::new(region) }
+    }
+
+    /// The images of a batch. Its bytes lie on the heap and stay where they are when their owner is moved.
+    pub(crate) fn of_batch(mut images: BatchMemory, dtype: Dtype) -> Memory {
+        Memory { start: start_of(&mut images), dtype, _owner: Box::new(images) }
+    }
+
+    /// Numbers of this element type, which lie on the heap.
+    pub(crate) fn of_numbers<T: Send + 'static>(mut numbers: Vec<T>, dtype: Dtype) -> Memory {
+        assert_eq!(size_of::<T>(), dtype.size_bytes(), "invariant: numbers are of the type that they are said to be");
+        let start = NonNull::new(numbers.as_mut_ptr()).expect("invariant: vectors are never at null");
+        Memory { start: start.cast(), dtype, _owner: Box::new(numbers) }
     }
 
     pub(crate) fn dtype(&self) -> Dtype {
-        self.region.dtype()
+        self.dtype
     }
+}
+
+fn start_of(bytes: &mut [u8]) -> NonNull<u8> {
+    NonNull::new(bytes.as_mut_ptr()).expect("invariant: slices are never at null")
+}
+
+/// What has memory to give away, and lives as long as whoever took it.
+pub(crate) trait Giver: Send + Sync + 'static {
+    /// The memory, which must be there.
+    fn memory(&self) -> &Memory;
+    /// Its dimensions.
+    fn shape(&self) -> &[u64];
 }
 
 #[repr(C)]
@@ -95,16 +120,16 @@ struct DLManagedTensorVersioned {
 struct Keep {
     shape: Box<[i64]>,
     strides: Box<[i64]>,
-    _payload: Arc<Payload>,
+    _giver: Arc<dyn Giver>,
 }
 
-/// A capsule with the payload's memory, which must be there.
+/// A capsule with somebody's memory.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
-    payload: &Arc<Payload>,
+    giver: Arc<dyn Giver>,
     max_version: Option<(u32, u32)>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    let (dl_tensor, manager_ctx) = describe(payload);
+    let (dl_tensor, manager_ctx) = describe(giver);
     if max_version.is_some_and(|(major, _)| major >= 1) {
         let deleter = Some(delete_versioned as unsafe extern "C" fn(_));
         let tensor = DLManagedTensorVersioned { major: 1, minor: 0, manager_ctx, deleter, flags: 0, dl_tensor };
@@ -120,20 +145,20 @@ pub(crate) fn capsule<'py>(
     }
 }
 
-fn describe(payload: &Arc<Payload>) -> (DLTensor, *mut c_void) {
-    let memory = payload.memory.as_ref().expect("invariant: only results with memory are given away");
-    let dims = payload.shape.iter().map(|&dim| i64::try_from(dim).expect("invariant: a result fits into memory"));
+fn describe(giver: Arc<dyn Giver>) -> (DLTensor, *mut c_void) {
+    let (start, dtype) = (giver.memory().start, giver.memory().dtype());
+    let dims = giver.shape().iter().map(|&dim| i64::try_from(dim).expect("invariant: a result fits into memory"));
     let shape: Box<[i64]> = dims.collect();
     let mut strides: Box<[i64]> = vec![1; shape.len()].into();
     for axis in (1..shape.len()).rev() {
         strides[axis - 1] = strides[axis].saturating_mul(shape[axis].max(1));
     }
-    let keep = Box::leak(Box::new(Keep { shape, strides, _payload: Arc::clone(payload) }));
+    let keep = Box::leak(Box::new(Keep { shape, strides, _giver: giver }));
     let dl_tensor = DLTensor {
-        data: memory.start.as_ptr().cast(),
+        data: start.as_ptr().cast(),
         device: DLDevice { device_type: HOST.0, device_id: HOST.1 },
         ndim: i32::try_from(keep.shape.len()).expect("invariant: nobody has that many dimensions"),
-        dtype: data_type(memory.dtype()),
+        dtype: data_type(dtype),
         shape: keep.shape.as_mut_ptr(),
         strides: keep.strides.as_mut_ptr(),
         byte_offset: 0,

@@ -16,6 +16,7 @@
 
 mod accelerators;
 mod calls;
+mod data;
 mod device_handle;
 mod device_request;
 mod dlpack;
@@ -58,6 +59,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::accelerators::{has_cuda, nccl_version};
+    #[pymodule_export]
+    use crate::data::{DataArray, DataBatch, DataFeed, DataRecords};
     #[pymodule_export]
     use crate::device_handle::DeviceHandle;
     #[pymodule_export]

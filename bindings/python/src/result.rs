@@ -11,7 +11,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
-use crate::dlpack::{self, Memory};
+use crate::dlpack::{self, Giver, Memory};
 
 /// What is left of an outcome when everything that was lent has been given back.
 pub(crate) struct Payload {
@@ -37,6 +37,16 @@ impl Payload {
             source: outcome.source.map_or(-1, |rank| i64::from(rank.0)),
             memory: None,
         }
+    }
+}
+
+impl Giver for Payload {
+    fn memory(&self) -> &Memory {
+        self.memory.as_ref().expect("invariant: only results with memory are given away")
+    }
+
+    fn shape(&self) -> &[u64] {
+        &self.shape
     }
 }
 
@@ -97,7 +107,7 @@ impl Result {
         if self.0.memory.is_none() {
             return Err(PyValueError::new_err("the result of this request lies in the tensor that came with it"));
         }
-        dlpack::capsule(py, &self.0, max_version)
+        dlpack::capsule(py, Arc::clone(&self.0) as Arc<dyn Giver>, max_version)
     }
 
     /// Host memory, always.

@@ -331,7 +331,7 @@ fn a_full_disk_leaves_the_last_checkpoint_and_ends_all_ranks() {
 #[test]
 fn images_that_cannot_be_read_are_counted_and_training_goes_on() {
     let folder = Folder::new();
-    let jpeg = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/images/ramp.jpg");
+    let jpeg = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/images/ramp.jpg");
     for class in ["train/cat", "train/dog", "test/cat", "test/dog"] {
         let class_folder = folder.join(class);
         std::fs::create_dir_all(&class_folder).unwrap();
@@ -354,7 +354,7 @@ fn images_that_cannot_be_read_are_counted_and_training_goes_on() {
 #[test]
 fn a_folder_gives_as_many_images_as_are_wanted() {
     let folder = Folder::new();
-    let jpeg = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/images/ramp.jpg");
+    let jpeg = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/images/ramp.jpg");
     for class in ["cat", "dog"] {
         std::fs::create_dir_all(folder.join("photos").join(class)).unwrap();
         for number in 0..10 {

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod data;
 pub mod document;
 mod idle;
 mod level;
@@ -21,6 +22,7 @@ mod value;
 
 use std::fmt;
 
+pub use data::*;
 pub use level::LogLevel;
 pub use logger::{REPORT, log_to_stderr};
 pub use notices::notices;

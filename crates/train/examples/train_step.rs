@@ -13,9 +13,9 @@ use std::time::Instant;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Distribution, Tensor};
+use farandole_data::sample::{ImageShape, Labels, Task};
 use farandole_train::layer::{Draw, ForwardPass};
 use farandole_train::model::{Architecture, ModelSpec, Network};
-use farandole_train::sample::{ImageShape, Labels, Task};
 use farandole_train::task;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -8,12 +8,12 @@ use burn::module::Module;
 use burn::tensor::{Tensor, TensorData};
 use farandole::{ReduceOp, World};
 
-use crate::data::Loader;
 use crate::error::{Error, Result};
 use crate::layer::ForwardPass;
 use crate::model::{ModelSpec, Network};
 use crate::stop::Stop;
 use crate::task::Score;
+use farandole_data::Loader;
 
 /// What an evaluation has found.
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 //! This crate uses the public API of `farandole` with its adapter for Burn, and nothing below it. The parts:
 //!
 //! - a *model* ([`model`], made of [`layer`] and [`kernel`]) turns images into outputs;
-//! - a *data set* ([`data`]) makes samples by number, generated or read from a folder; a *loader* makes batches of this
-//!   rank's share of them, ahead of time;
+//! - a *data set* ([`farandole_data`]) makes samples by number, generated or read from files; a *loader* makes batches
+//!   of this rank's share of them, ahead of time;
 //! - a *task* ([`task`]) says what outputs mean: the loss, and what is counted to judge a network;
 //! - the *trainer* ([`trainer`]) puts them together; [`checkpoint`] saves everything that it needs to go on.
 //!
@@ -20,7 +20,6 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
-pub mod data;
 pub mod error;
 pub mod evaluate;
 pub mod job;
@@ -30,7 +29,6 @@ pub mod log;
 pub mod model;
 pub mod optimizer;
 pub mod progress;
-pub mod sample;
 pub mod schedule;
 pub mod share;
 pub mod source;

@@ -1,15 +1,16 @@
-//! Data sets by name: those that are generated, and folders.
+//! Data sets by name: those that are generated, folders, and shards.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::data::folder::{self, FolderConfig, MAX_LABELS, Meaning};
-use crate::data::generated::{self, Sizes};
-use crate::data::{Augment, DataSet};
 use crate::error::{Error, Result};
 use crate::job::TrainJob;
 use crate::model::Architecture;
-use crate::sample::ImageShape;
+use farandole_data::folder::{self, FolderConfig, MAX_LABELS, Meaning};
+use farandole_data::generated::{self, Sizes};
+use farandole_data::records::{self, RecordsConfig};
+use farandole_data::sample::ImageShape;
+use farandole_data::{Augment, DataSet};
 
 /// The names of generated data sets.
 pub const GENERATED: [&str; 5] = ["cifar-like", "imagenet-like", "bigearthnet-like", "faces-like", "pairs-like"];
@@ -63,17 +64,19 @@ pub fn open(job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSe
         "bigearthnet-like" => generated::bigearthnet_like(seed, sizes, side(120)),
         "faces-like" => generated::faces_like(seed, sizes, side(model_side)),
         "pairs-like" => generated::pairs_like(seed, sizes, side(PAIR_SIDE), SCALE),
-        path => return folder(path, job, architecture),
+        path => return stored(path, job, architecture),
     };
     made.map(|data| Arc::new(data) as Arc<dyn DataSet>)
         .map_err(|error| Error::Data(format!("{}: {error}", choice.name)))
 }
 
-fn folder(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
+/// A folder of images, or shards: a file, a pattern of files, or a folder that holds them.
+fn stored(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
     let path = Path::new(name);
-    if !path.is_dir() {
-        let (names, what) =
-            (GENERATED.join(", "), if path.exists() { "that is no folder" } else { "there is no such folder" });
+    let is_sharded = records::is_sharded(name);
+    if !path.is_dir() && !is_sharded {
+        let names = GENERATED.join(", ");
+        let what = if path.exists() { "that is no folder and no shard" } else { "there is no such folder or file" };
         return Err(Error::Data(format!(
             "--data {name}: {what}, and no generated data set has this name; there are {names}"
         )));
@@ -88,10 +91,14 @@ fn folder(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<
     config.classes = job.data.classes;
     config.train = job.data.samples;
     config.test = job.data.test_samples;
-    let opened = folder::open(path, &config);
-    opened
-        .map(|data| Arc::new(data) as Arc<dyn DataSet>)
-        .map_err(|error| Error::Data(format!("--data {name}: {error}")))
+    let opened = if is_sharded {
+        let (storage, within) = records::local(name);
+        let data = records::open_data_set(storage, &within, &RecordsConfig::default(), &config);
+        data.map(|data| Arc::new(data) as Arc<dyn DataSet>)
+    } else {
+        folder::open(path, &config).map(|data| Arc::new(data) as Arc<dyn DataSet>)
+    };
+    opened.map_err(|error| Error::Data(format!("--data {name}: {error}")))
 }
 
 /// How samples are changed: as the job says, or as is usual for what is learned.
@@ -110,7 +117,7 @@ pub fn augment(job: &TrainJob, data: &dyn DataSet) -> Result<Augment> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::Split;
+    use farandole_data::sample::Split;
 
     fn job(name: &str) -> TrainJob {
         let mut job = TrainJob::new();
@@ -135,6 +142,27 @@ mod tests {
             let error = open(&odd, Architecture::ResNet20).err().unwrap().to_string();
             assert!(error.contains(&format!("--classes {classes}")), "{name}: {error}");
         }
+    }
+
+    #[test]
+    fn shards_are_opened_by_file_by_folder_and_by_pattern() {
+        use farandole_data::format::{NewRecord, ShardWriter as _, TarShard};
+        use farandole_data::sample::Label;
+        let folder = farandole_testing::Folder::new();
+        let mut shard = Box::new(TarShard::create(&folder.join("a-0.tar")).unwrap());
+        for number in 0..10 {
+            // One grey pixel.
+            let (encoded, label) = (b"P5\n1 1\n255\n\x80", Label::Class(number % 2));
+            shard.write(&NewRecord { name: &format!("{number}"), encoded, label: &label }).unwrap();
+        }
+        shard.finish().unwrap();
+        for name in [folder.file("a-0.tar"), folder.file("a-{0..0}.tar"), folder.file("*.tar"), folder.file("")] {
+            let data = open(&job(&name), Architecture::LeNet).unwrap();
+            assert_eq!((data.len(Split::Train), data.len(Split::Test)), (8, 2), "{name}");
+            assert!(data.sample(Split::Train, 0).is_ok());
+        }
+        let error = open(&job(&folder.file("b-{0..1}.tar")), Architecture::LeNet).err().unwrap().to_string();
+        assert!(error.contains("b-0.tar: there is no such file"), "{error}");
     }
 
     #[test]

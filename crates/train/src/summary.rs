@@ -8,12 +8,12 @@ use farandole::{ReduceOp, World};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::data::Unit;
 use crate::error::Result;
 use crate::evaluate::Judgement;
 use crate::job::{Plan, TrainJob};
-use crate::sample::Task;
 use crate::stopwatch::{Phases, Spread, Stopwatch};
+use farandole_data::Unit;
+use farandole_data::sample::Task;
 
 /// Ranks whose throughput is named one by one; of more only the slowest and the fastest are.
 const NAMED_RANKS: usize = 4;

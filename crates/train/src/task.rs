@@ -10,7 +10,7 @@ use burn::tensor::activation::{log_sigmoid, log_softmax};
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::model::Output;
-use crate::sample::{Labels, Task};
+use farandole_data::sample::{Labels, Task};
 
 /// Outputs, labels and task do not belong together, or a label is out of range.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,9 +13,9 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use farandole::burn::{DistributedOptimizer, Outbox, Wire, average_buffers, broadcast_parameters};
+use farandole_data::sample::{ImageShape, Labels, Task};
 use farandole_train::layer::{Draw, ForwardPass};
 use farandole_train::model::{Architecture, ModelSpec, Network, Output};
-use farandole_train::sample::{ImageShape, Labels, Task};
 use farandole_train::task;
 
 fn square(bands: usize, side: usize) -> ImageShape {

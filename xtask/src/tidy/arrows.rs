@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Complaint;
 
 /// Every crate of the workspace and the crates of the workspace that it may depend on.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     (TEST_SUPPORT, &[]),
     ("farandole-settings", &[]),
     ("farandole-plan", &[]),
@@ -21,10 +21,11 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("farandole-engine", ENGINE),
     ("farandole-cluster", &["farandole-plan", "farandole-settings", "farandole-transport", "farandole-trace"]),
     ("farandole", LIBRARY),
-    ("farandole-train", &["farandole"]),
+    ("farandole-data", &["farandole-settings", "farandole-trace"]),
+    ("farandole-train", &["farandole", "farandole-data"]),
     ("farandole-cli", COMMAND),
     ("farandole-c", &["farandole"]),
-    ("farandole-python", &["farandole", "farandole-c"]),
+    ("farandole-python", &["farandole", "farandole-c", "farandole-data"]),
     ("xtask", &[]),
 ];
 
@@ -66,6 +67,10 @@ const COMMAND: &[&str] = &[
     "farandole-engine",
     "farandole-cluster",
 ];
+
+/// The data plane has no async runtime: threads and epoll. The client of object stores has one, because the library
+/// that knows their protocols wants it.
+const ASYNC_RUNTIME: (&str, &str) = ("farandole-data", "tokio");
 
 /// Names that a crate must not have: they say nothing, and everything ends up in them.
 const DRAWERS: [&str; 6] = ["common", "core", "utils", "util", "types", "shared"];
@@ -109,6 +114,10 @@ pub(super) fn check(packages: &[Package]) -> Vec<Complaint> {
             complaints.push(complain(format!("`{name}` is not in the table of arrows (xtask/src/tidy/arrows.rs)")));
             continue;
         };
+        let (may_have_it, runtime) = ASYNC_RUNTIME;
+        if name != may_have_it && dependencies.iter().any(|dependency| dependency == runtime) {
+            complaints.push(complain(format!("`{name}` must not depend on `{runtime}`: only `{may_have_it}` may")));
+        }
         for dependency in dependencies.iter().filter(|dependency| ours(dependency)) {
             if !allowed.contains(&dependency.as_str()) && dependency != name {
                 complaints.push(complain(format!("`{name}` must not depend on `{dependency}`: arrows go one way")));
@@ -154,6 +163,12 @@ mod tests {
         assert_eq!(complaints(&[plan(), package("farandole-tensor", &["farandole-plan", "half"])]), [""; 0]);
         let found = complaints(&[package("farandole-plan", &["farandole-tensor"]), package("farandole-tensor", &[])]);
         assert_eq!(found, ["`farandole-plan` must not depend on `farandole-tensor`: arrows go one way"]);
+    }
+
+    #[test]
+    fn one_crate_has_an_async_runtime() {
+        assert_eq!(complaints(&[package("farandole-data", &["tokio"])]), [""; 0]);
+        assert!(complaints(&[package("farandole-engine", &["tokio"])])[0].contains("only `farandole-data` may"));
     }
 
     #[test]

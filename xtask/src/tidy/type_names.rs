@@ -10,15 +10,18 @@ use super::code::Lines;
 use super::tree::{File, Tree};
 
 /// Names that several crates may have, and why.
-const SHARED: [(&str, &str); 8] = [
+const SHARED: [(&str, &str); 11] = [
     ("Error", "every library crate calls its one error type so"),
     ("Result", "the alias that goes with a crate's Error"),
     ("Device", "plan says on which device a tensor lies; device has the device itself, as CUDA calls it"),
+    ("Element", "tensor has the trait of all elements; data has a list of those that batches can have"),
     ("Event", "trace records events; a stream of a device has events, as CUDA calls them"),
     ("Flag", "settings has flags of the command line, shared memory has flags that ranks set: both are the usual word"),
     ("Generation", "plan has what members decide on; cluster has what servers pass on of it to whoever comes later"),
     ("Loss", "insight has losses of time, as POP calls them; members of a job are lost: both are the usual word"),
+    ("Layout", "shared memory has a layout of its flags; data has that of batches, as frameworks call it"),
     ("Plane", "plan names the planes that it chooses among; engine has the trait that a plane implements"),
+    ("Step", "plan has the steps of a schedule; data has those of a recipe for images, as torchvision chains them"),
 ];
 
 /// Where this rule's list stands.

@@ -69,7 +69,7 @@ fn ranks_of_two_hosts_train_and_what_they_learned_is_kept_on_the_first() {
 #[test]
 fn data_that_a_host_lacks_or_has_otherwise_is_said_with_the_host() {
     let lab = Lab::new(2, Family::V4);
-    let jpeg = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../train/tests/images/ramp.jpg")).unwrap();
+    let jpeg = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../data/tests/images/ramp.jpg")).unwrap();
     let put = |host: &Host, file: &str| {
         let path = host.path(&format!("photos/{file}"));
         fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -47,6 +47,6 @@ fn for_each_number<R: Send>(count: usize, size: usize, work: impl Fn(usize) -> R
 /// Numbers between -1 and 1, for tests: they have no pattern that a mistake could hide in.
 #[cfg(test)]
 fn noise(count: usize, seed: u64) -> Vec<f32> {
-    let mut chance = crate::data::chance::Chance::new(seed, crate::data::chance::StreamPurpose::World, 0, 0);
+    let mut chance = farandole_data::chance::Chance::new(seed, farandole_data::chance::StreamPurpose::World, 0, 0);
     std::iter::repeat_with(|| chance.between(-1.0, 1.0)).take(count).collect()
 }

@@ -7,7 +7,7 @@ use burn::tensor::activation::relu;
 
 use crate::layer::pool::{Window, max_pool};
 use crate::layer::{Conv2d, ConvSpec, Filling, ForwardPass, Linear, Start};
-use crate::sample::ImageShape;
+use farandole_data::sample::ImageShape;
 
 /// LeNet-5.
 #[derive(Module, Debug)]

@@ -21,8 +21,8 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::layer::{ForwardPass, Start};
-use crate::sample::{ImageShape, Task};
 pub use architecture::{Architecture, UnknownArchitecture};
+use farandole_data::sample::{ImageShape, Task};
 
 /// Which network, for which images and which task.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,17 +12,17 @@ use serde_json::json;
 
 use super::learned::{Changed, Learned};
 use super::seat::Seat;
-use crate::data::{Augment, DataSet};
 use crate::error::Result;
 use crate::evaluate::{Judgement, evaluate};
 use crate::job::{Plan, TrainJob};
 use crate::log::{Before, Log};
 use crate::model::ModelSpec;
 use crate::progress::{MAILBOX, TrainProgress, Voice};
-use crate::sample::Split;
 use crate::stop::Stop;
 use crate::stopwatch::Stopwatch;
 use crate::summary::{self, Facts, Gathered, Metrics, RankChange};
+use farandole_data::sample::Split;
+use farandole_data::{Augment, DataSet};
 
 /// See the module's text.
 pub(super) struct Desk {

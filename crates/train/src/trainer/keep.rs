@@ -13,8 +13,8 @@ use crate::checkpoint::{Checkpoint, Meta, file, unusable};
 use crate::error::{Error, Result};
 use crate::job::{Resume, TrainJob};
 use crate::model::ModelSpec;
-use crate::sample::{Split, Task};
 use crate::{share, weights};
+use farandole_data::sample::{Split, Task};
 
 /// A checkpoint, and where it comes from.
 pub(super) type Begun = Option<(PathBuf, Box<Checkpoint>)>;

@@ -20,8 +20,8 @@ use super::tally::Sums;
 use crate::evaluate::Judgement;
 use crate::job::{Plan, TrainJob};
 use crate::model::Network;
-use crate::sample::Task;
 use crate::task::Score;
+use farandole_data::sample::Task;
 
 /// How far training is. There is one way to say it: where the last step of an epoch is done, the epoch is complete and
 /// no step of the next one is.

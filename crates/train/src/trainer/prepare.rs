@@ -17,17 +17,17 @@ use super::desk::Desk;
 use super::keep::{self, Found};
 use super::learned::{Learned, Place};
 use super::{Failed, Trainer, ends_with};
-use crate::data::{Augment, DataSet};
 use crate::error::{Error, Result};
 use crate::job::{Plan, Precision, Resume, TrainJob};
 use crate::log::{Before, Log};
 use crate::model::{Architecture, ModelSpec, Network};
 use crate::optimizer;
 use crate::progress::Voice;
-use crate::sample::Split;
 use crate::share;
 use crate::source;
 use crate::stop::Stop;
+use farandole_data::sample::Split;
+use farandole_data::{Augment, DataSet};
 
 /// What is to be learned, and by what.
 pub(super) fn subject(job: &TrainJob) -> Result<(Arc<dyn DataSet>, ModelSpec)> {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use farandole::World;
 
 use super::learned::Place;
-use crate::data::shard::Shard;
-use crate::data::{Augment, DataSet, Epoch, Loader, LoaderConfig, SampleOrder};
 use crate::error::{Error, Result};
 use crate::job::TrainJob;
-use crate::sample::{SampleBatch, Split};
+use farandole_data::sample::{SampleBatch, Split};
+use farandole_data::shard::Shard;
+use farandole_data::{Augment, DataSet, Epoch, Loader, LoaderConfig, SampleOrder};
 
 /// See the module's text.
 pub(super) struct Seat {

@@ -10,11 +10,11 @@ use farandole::{Phase, World};
 use super::desk::Desk;
 use super::learned::Learned;
 use super::tally::{Sums, Tally, not_finite};
-use crate::data::shard::Shard;
 use crate::error::{Error, Result};
 use crate::layer::{Draw, ForwardPass};
-use crate::sample::{Labels, SampleBatch};
 use crate::task;
+use farandole_data::sample::{Labels, SampleBatch};
+use farandole_data::shard::Shard;
 
 /// What all ranks have made of a step: the weights follow from it.
 pub(super) struct Made {

@@ -1,0 +1,318 @@
+//! Bands of satellites: a folder of patches, each a folder with a TIFF file for every band, as BigEarthNet has them.
+//!
+//! ```text
+//! patches/S2A_…_42_17/S2A_…_42_17_B01.tif … _B12.tif     16 bits; 20, 60 or 120 pixels wide, by wave length
+//! patches/S2A_…_42_17/S2A_…_42_17_labels_metadata.json   {"labels": ["Pastures", "Broad-leaved forest"], …}
+//! ```
+//!
+//! Bands are brought to one size, and are samples of a [`DataSet`] at once: twelve bands are no image that others could
+//! decode. Strips may be plain, deflated or LZW. Reflectance is a number times 10,000.
+//!
+//! **Invariant:** every patch has every band; one without is an error of that sample.
+//!
+//! What is deliberately not here: coordinates, and HDF5, in which some keep the same bands. Readers of pure Rust exist
+//! (`hdf5-pure`, `hdf5-reader`, `rust-hdf5`), all of them before a first stable version; the established crate binds
+//! the C library, which would have to be compiled or installed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Cursor;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use tiff::decoder::{Decoder, DecodingResult, Limits};
+
+use super::{FormatError, StoredFile};
+use crate::chance::{Chance, StreamPurpose};
+use crate::folder::draw::{NOTHING, drawn_for_tests, hash};
+use crate::resample::{Grid, resample};
+use crate::sample::{ImageShape, Label, Sample, Split, Task, normalised};
+use crate::storage::{Object, Storage};
+use crate::{DataError, DataSet, SampleError};
+
+/// The bands of Sentinel-2 that BigEarthNet has, by wave length.
+pub const BANDS: [&str; 12] = ["B01", "B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B09", "B11", "B12"];
+
+/// Rows and columns of the bands with the finest resolution.
+pub const SIDE: usize = 120;
+
+/// What reflectance is multiplied by in these files.
+const FULL: f32 = 10_000.0;
+
+/// Bytes of a file, at most: a band of 120 x 120 has 29 KB.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// The end of a name with labels.
+const LABELS: &str = "_labels_metadata.json";
+
+/// One band of a patch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Band {
+    /// Rows.
+    pub height: usize,
+    /// Columns.
+    pub width: usize,
+    /// Row by row, as the file has them.
+    pub values: Vec<f32>,
+}
+
+/// Decodes a TIFF file with one band. The error is the cause alone.
+pub fn decode_band(bytes: &[u8]) -> Result<Band, String> {
+    let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        let mut limits = Limits::default();
+        limits.decoding_buffer_size = MAX_FILE_BYTES as usize;
+        let mut decoder = Decoder::new(Cursor::new(bytes)).map_err(|error| error.to_string())?.with_limits(limits);
+        let (width, height) = decoder.dimensions().map_err(|error| error.to_string())?;
+        let values = decoder.read_image().map_err(|error| error.to_string())?;
+        Ok((height as usize, width as usize, values))
+    }));
+    let decoded: Result<_, String> = decoded.unwrap_or_else(|_| Err("the decoder has panicked".to_owned()));
+    let (height, width, values) = decoded.map_err(|cause| format!("no whole TIFF: {cause}"))?;
+    let values: Vec<f32> = match values {
+        DecodingResult::U8(values) => values.into_iter().map(f32::from).collect(),
+        DecodingResult::U16(values) => values.into_iter().map(f32::from).collect(),
+        DecodingResult::I16(values) => values.into_iter().map(f32::from).collect(),
+        DecodingResult::F32(values) => values,
+        _ => return Err("its numbers are of a kind that bands do not have".to_owned()),
+    };
+    if values.is_empty() || values.len() != height * width {
+        return Err(format!("it has {} numbers for {height} x {width} pixels: one band is read", values.len()));
+    }
+    Ok(Band { height, width, values })
+}
+
+/// How patches are to be read.
+#[derive(Clone, Debug)]
+pub struct PatchesConfig {
+    /// Rows and columns that all bands are brought to.
+    pub side: usize,
+    /// What decides which patches are for tests.
+    pub seed: u64,
+    /// How many of them: between 0 and 1.
+    pub test_share: f32,
+}
+
+impl Default for PatchesConfig {
+    fn default() -> PatchesConfig {
+        PatchesConfig { side: SIDE, seed: 0, test_share: 0.2 }
+    }
+}
+
+/// A folder of patches. See the module's text.
+#[derive(Debug)]
+pub struct Patches {
+    storage: Arc<dyn Storage>,
+    patches: Vec<Patch>,
+    train: Vec<usize>,
+    test: Vec<usize>,
+    names: Vec<String>,
+    side: usize,
+}
+
+#[derive(Debug)]
+struct Patch {
+    /// The path up to the name of a band.
+    stem: String,
+    labels: Vec<u32>,
+}
+
+impl Patches {
+    /// Finds all patches below a folder, and reads their labels.
+    pub fn open(storage: Arc<dyn Storage>, path: &str, config: &PatchesConfig) -> Result<Patches, DataError> {
+        if config.side == 0 || !(0.0..1.0).contains(&config.test_share) {
+            return Err(DataError("patches need a side, and a share for tests from 0 up to, but not, 1".to_owned()));
+        }
+        let files = storage.list(path.trim_end_matches('/')).map_err(|error| DataError(error.to_string()))?;
+        let mut said: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for file in files.iter().filter(|file| file.path.ends_with(LABELS)) {
+            let stem = file.path[..file.path.len() - LABELS.len()].to_owned();
+            said.insert(stem, labels(&storage, file).map_err(|error| DataError(error.to_string()))?);
+        }
+        if said.is_empty() {
+            return Err(DataError(format!("{path}: there is no patch, with a file …{LABELS} beside its bands")));
+        }
+        let names: BTreeSet<String> = said.values().flatten().cloned().collect();
+        let names: Vec<String> = names.into_iter().collect();
+        let number = |name: &String| names.binary_search(name).map_or(0, |number| number as u32);
+        let patches: Vec<Patch> = said
+            .into_iter()
+            .map(|(stem, labels)| Patch { stem, labels: labels.iter().map(number).collect() })
+            .collect();
+        let draw = |patch: &Patch| {
+            let name = patch.stem.rsplit('/').next().unwrap_or_default();
+            Chance::new(config.seed, StreamPurpose::Split, hash(NOTHING, name.as_bytes()), 0).bits()
+        };
+        let for_tests = drawn_for_tests(patches.iter().map(draw), config.test_share);
+        let (test, train) = (0..patches.len()).partition(|index| for_tests[*index]);
+        Ok(Patches { storage, patches, train, test, names, side: config.side })
+    }
+
+    fn patch(&self, split: Split, index: usize) -> Option<&Patch> {
+        let part = if split == Split::Train { &self.train } else { &self.test };
+        part.get(index).map(|number| &self.patches[*number])
+    }
+
+    fn band(&self, patch: &Patch, band: &str) -> Result<Vec<f32>, FormatError> {
+        let file = StoredFile::open(Arc::clone(&self.storage), &format!("{}_{band}.tif", patch.stem))?;
+        if file.bytes() > MAX_FILE_BYTES {
+            return Err(file.error_of_all(format!("it has {} bytes; a band has {MAX_FILE_BYTES}", file.bytes())));
+        }
+        let bytes = file.head(MAX_FILE_BYTES as usize)?;
+        let Band { height, width, values } = decode_band(&bytes).map_err(|cause| file.error_of_all(cause))?;
+        let values: Vec<f32> = values.into_iter().map(|value| normalised(value / FULL)).collect();
+        Ok(resample(&values, Grid { height, width }, Grid { height: self.side, width: self.side }))
+    }
+}
+
+impl DataSet for Patches {
+    fn shape(&self) -> ImageShape {
+        ImageShape { bands: BANDS.len(), height: self.side, width: self.side }
+    }
+
+    fn task(&self) -> Task {
+        Task::MultiLabel { labels: self.names.len() }
+    }
+
+    fn len(&self, split: Split) -> usize {
+        if split == Split::Train { self.train.len() } else { self.test.len() }
+    }
+
+    fn sample(&self, split: Split, index: usize) -> Result<Sample, SampleError> {
+        let fail = |cause: String| SampleError { sample: self.name(split, index), cause };
+        let patch = self.patch(split, index).ok_or_else(|| fail("there is no such patch".to_owned()))?;
+        let mut image = Vec::with_capacity(self.shape().len());
+        for band in BANDS {
+            image.extend(self.band(patch, band).map_err(|error| fail(error.to_string()))?);
+        }
+        let mut labels = vec![0.0; self.names.len()];
+        patch.labels.iter().for_each(|label| labels[*label as usize] = 1.0);
+        Ok(Sample { image, label: Label::Labels(labels) })
+    }
+
+    fn name(&self, split: Split, index: usize) -> String {
+        self.patch(split, index).map_or_else(|| format!("patch {index}"), |patch| patch.stem.clone())
+    }
+
+    fn class_names(&self) -> &[String] {
+        &self.names
+    }
+
+    fn describe(&self) -> String {
+        let (train, test, labels, side) = (self.train.len(), self.test.len(), self.names.len(), self.side);
+        let bands = BANDS.len();
+        format!("{train} + {test} patches, brought to {bands} x {side} x {side}, any of {labels} labels")
+    }
+
+    fn fingerprint(&self) -> u64 {
+        [&self.train, &self.test].into_iter().flatten().fold(NOTHING, |before, number| {
+            let patch = &self.patches[*number];
+            let named = hash(before, patch.stem.rsplit('/').next().unwrap_or_default().as_bytes());
+            hash(named, format!("\0{:?}\0", patch.labels).as_bytes())
+        })
+    }
+}
+
+/// The names of the labels of a patch.
+fn labels(storage: &Arc<dyn Storage>, object: &Object) -> Result<Vec<String>, FormatError> {
+    let file = StoredFile::known(Arc::clone(storage), &object.path, object.bytes);
+    let bytes = file.head(1 << 20)?;
+    let json: serde_json::Value =
+        serde_json::from_slice(&bytes).map_err(|error| file.error_of_all(format!("no JSON: {error}")))?;
+    let list = json.get("labels").and_then(serde_json::Value::as_array);
+    let names = list.and_then(|list| list.iter().map(|name| Some(name.as_str()?.to_owned())).collect());
+    names.ok_or_else(|| file.error_of_all("it has no list `labels` of names"))
+}
+
+#[cfg(test)]
+mod tests {
+    use farandole_testing::Folder;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::storage::LocalFiles;
+
+    const FILES: [&[u8]; 3] = [
+        include_bytes!("../../tests/foreign/band-plain.tif"),
+        include_bytes!("../../tests/foreign/band-deflate.tif"),
+        include_bytes!("../../tests/foreign/band-lzw.tif"),
+    ];
+
+    #[test]
+    fn bands_of_every_compression_are_the_same() {
+        let expected: Vec<f32> = (0..400).map(|at| (at % 7 * 1000) as f32).collect();
+        for file in FILES {
+            let band = decode_band(file).unwrap();
+            assert_eq!((band.height, band.width), (20, 20));
+            assert_eq!(band.values, expected);
+        }
+    }
+
+    fn place(bands: &[&str]) -> Folder {
+        let folder = Folder::new();
+        for (patch, labels) in [("p1", r#"["Pastures", "Forest"]"#), ("p2", r#"["Forest"]"#)] {
+            std::fs::create_dir_all(folder.join(patch)).unwrap();
+            for (number, band) in bands.iter().enumerate() {
+                std::fs::write(folder.join(format!("{patch}/{patch}_{band}.tif")), FILES[number % 3]).unwrap();
+            }
+            let json = format!(r#"{{"labels": {labels}, "acquisition_date": "2017"}}"#);
+            std::fs::write(folder.join(format!("{patch}/{patch}_labels_metadata.json")), json).unwrap();
+        }
+        folder
+    }
+
+    fn open(folder: &Folder, config: &PatchesConfig) -> Result<Patches, DataError> {
+        Patches::open(Arc::new(LocalFiles::new(&**folder)), "", config)
+    }
+
+    #[test]
+    fn patches_are_samples_of_twelve_bands_with_their_labels() {
+        let folder = place(&BANDS);
+        let patches = open(&folder, &PatchesConfig { test_share: 0.0, ..PatchesConfig::default() }).unwrap();
+        assert_eq!((patches.len(Split::Train), patches.len(Split::Test)), (2, 0));
+        assert_eq!(patches.class_names(), ["Forest", "Pastures"]);
+        let sample = patches.sample(Split::Train, 0).unwrap();
+        assert_eq!(sample.image.len(), 12 * SIDE * SIDE);
+        assert_eq!(sample.label, Label::Labels(vec![1.0, 1.0]));
+        assert!((sample.image[0] - normalised(0.0)).abs() < 1e-5, "{}", sample.image[0]);
+        assert_eq!(patches.sample(Split::Train, 1).unwrap().label, Label::Labels(vec![1.0, 0.0]));
+        assert!(patches.sample(Split::Test, 0).is_err());
+        let divided = open(&folder, &PatchesConfig { test_share: 0.5, ..PatchesConfig::default() }).unwrap();
+        assert_eq!((divided.len(Split::Train), divided.len(Split::Test)), (1, 1));
+        assert_ne!(divided.fingerprint(), 0);
+    }
+
+    #[test]
+    fn what_is_missing_or_damaged_is_named() {
+        let folder = place(&BANDS[..11]);
+        let patches = open(&folder, &PatchesConfig { test_share: 0.0, ..PatchesConfig::default() }).unwrap();
+        let error = patches.sample(Split::Train, 0).unwrap_err();
+        assert!(error.cause.contains("p1_B12.tif"), "{error}");
+        std::fs::write(folder.join("p1/p1_labels_metadata.json"), "{}").unwrap();
+        let error = open(&folder, &PatchesConfig::default()).unwrap_err();
+        assert!(error.0.contains("p1_labels_metadata.json") && error.0.contains("labels"), "{error}");
+        assert!(open(&Folder::new(), &PatchesConfig::default()).unwrap_err().0.contains("no patch"));
+    }
+
+    #[test]
+    fn a_band_that_ends_too_early_is_no_half_band() {
+        for file in FILES {
+            for end in 0..file.len() {
+                // Tags may lie behind the pixels, and some of them do not matter.
+                if let Ok(band) = decode_band(&file[..end]) {
+                    assert_eq!(band, decode_band(file).unwrap(), "{end}");
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+        #[test]
+        fn garbage_ends(bytes in proptest::collection::vec(any::<u8>(), 0..120), which in 0usize..3, at in 0usize..3_000) {
+            let _ = decode_band(&bytes);
+            let mut damaged = FILES[which].to_vec();
+            let at = at % damaged.len();
+            damaged[at] = bytes.first().copied().unwrap_or(0xff);
+            let _ = decode_band(&damaged);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Files of this machine, and whatever else is mounted.
+//!
+//! Links are followed, for data is often linked into place, but never into a folder that the walk is already in. What
+//! is hidden is passed over. Pipes and devices are no files: opening one would wait for somebody.
+
+use std::io;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use super::{Object, ObjectVersion, Storage, StorageError, StorageErrorKind};
+use crate::folder::regular;
+
+/// Folders within folders, at most. Nobody keeps data deeper, and the stack is finite.
+const DEPTH: usize = 64;
+
+/// The files below a folder.
+#[derive(Clone, Debug)]
+pub struct LocalFiles {
+    root: PathBuf,
+}
+
+impl LocalFiles {
+    /// The files below this folder.
+    pub fn new(root: impl Into<PathBuf>) -> LocalFiles {
+        LocalFiles { root: root.into() }
+    }
+
+    fn error(&self, path: &str, offset: Option<u64>, error: &io::Error) -> StorageError {
+        let kind = match error.kind() {
+            io::ErrorKind::NotFound => StorageErrorKind::NotFound,
+            io::ErrorKind::PermissionDenied => StorageErrorKind::Denied,
+            io::ErrorKind::UnexpectedEof => StorageErrorKind::Truncated,
+            io::ErrorKind::TimedOut => StorageErrorKind::TimedOut,
+            _ => StorageErrorKind::Failed,
+        };
+        let cause = match kind {
+            StorageErrorKind::Truncated => "the file ends too early".to_owned(),
+            _ => error.to_string(),
+        };
+        StorageError { path: self.root.join(path).display().to_string(), offset, kind, cause }
+    }
+
+    /// All files below a folder, by names that are relative to the root. `within` has the folders that lead to it.
+    fn walk(&self, folder: &Path, within: &mut Vec<(u64, u64)>, found: &mut Vec<Object>) -> io::Result<()> {
+        let about = std::fs::metadata(folder)?;
+        let identity = (about.dev(), about.ino());
+        if within.contains(&identity) || within.len() == DEPTH {
+            return Ok(());
+        }
+        within.push(identity);
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default();
+            if name.as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
+            // A file that has gone meanwhile, or a link that leads nowhere.
+            let Ok(about) = std::fs::metadata(&path) else { continue };
+            if about.is_dir() {
+                self.walk(&path, within, found)?;
+            } else if about.is_file() {
+                let relative = path.strip_prefix(&self.root).unwrap_or(&path);
+                // A name that is not UTF-8 could not be found again by its path.
+                let Some(relative) = relative.to_str() else {
+                    let cause = format!("the name of {} is not written in UTF-8: rename it", path.display());
+                    return Err(io::Error::other(cause));
+                };
+                found.push(Object { path: relative.to_owned(), bytes: about.len() });
+            }
+        }
+        within.pop();
+        Ok(())
+    }
+}
+
+impl Storage for LocalFiles {
+    fn list(&self, prefix: &str) -> Result<Vec<Object>, StorageError> {
+        // Folders beside the one that the prefix leads into need not be looked at.
+        let folder = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let start = self.root.join(folder);
+        let mut found = Vec::new();
+        if folder.is_empty() || start.is_dir() {
+            self.walk(&start, &mut Vec::new(), &mut found).map_err(|error| self.error(folder, None, &error))?;
+        }
+        found.retain(|object| object.path.starts_with(prefix));
+        found.sort_by(|one, other| one.path.as_bytes().cmp(other.path.as_bytes()));
+        Ok(found)
+    }
+
+    fn size(&self, path: &str) -> Result<u64, StorageError> {
+        let about = std::fs::metadata(self.root.join(path)).map_err(|error| self.error(path, None, &error))?;
+        Ok(about.len())
+    }
+
+    fn read_at(&self, path: &str, offset: u64, buffer: &mut [u8]) -> Result<(), StorageError> {
+        let (file, _) = regular::open(&self.root.join(path)).map_err(|error| self.error(path, None, &error))?;
+        file.read_exact_at(buffer, offset).map_err(|error| self.error(path, Some(offset), &error))
+    }
+
+    fn describe(&self) -> String {
+        format!("files below {}", self.root.display())
+    }
+
+    fn local_path(&self, path: &str) -> Option<PathBuf> {
+        Some(self.root.join(path))
+    }
+
+    fn version(&self, path: &str) -> Result<ObjectVersion, StorageError> {
+        let about = std::fs::metadata(self.root.join(path)).map_err(|error| self.error(path, None, &error))?;
+        // Nanoseconds since 1970; of times beyond what 64 bits hold the lower bits tell as well.
+        let tag = (about.mtime() as u64).wrapping_mul(1_000_000_000).wrapping_add(about.mtime_nsec() as u64);
+        Ok(ObjectVersion { bytes: about.len(), tag })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use farandole_testing::Folder;
+
+    use super::*;
+
+    #[test]
+    fn files_are_listed_by_prefix_and_links_in_a_circle_end() {
+        let folder = Folder::new();
+        for name in ["b/2", "b/1", "a", "bc", "b/.hidden"] {
+            std::fs::create_dir_all(folder.join(name).parent().unwrap()).unwrap();
+            std::fs::write(folder.join(name), name).unwrap();
+        }
+        symlink(&*folder, folder.join("b/circle")).unwrap();
+        symlink("nowhere", folder.join("broken")).unwrap();
+        let files = LocalFiles::new(&*folder);
+        let list =
+            |prefix| -> Vec<String> { files.list(prefix).unwrap().into_iter().map(|found| found.path).collect() };
+        assert_eq!(list(""), ["a", "b/1", "b/2", "bc"]);
+        assert_eq!(list("b"), ["b/1", "b/2", "bc"]);
+        assert_eq!(list("b/2"), ["b/2"]);
+        assert_eq!(list("nothing/x").len(), 0);
+        assert_eq!(files.list("b/1").unwrap()[0].bytes, 3);
+    }
+
+    #[test]
+    fn errors_name_the_file_and_the_offset() {
+        let folder = Folder::new();
+        std::fs::write(folder.join("a"), "abc").unwrap();
+        let files = LocalFiles::new(&*folder);
+        let error = files.read_at("a", 2, &mut [0; 4]).unwrap_err();
+        assert_eq!((error.kind, error.offset), (StorageErrorKind::Truncated, Some(2)));
+        assert!(error.to_string().ends_with("/a, at byte 2: the file ends too early"), "{error}");
+        assert_eq!(files.size("b").unwrap_err().kind, StorageErrorKind::NotFound);
+        assert_eq!(files.local_path("a"), Some(folder.join("a")));
+        let before = files.version("a").unwrap();
+        let file = std::fs::File::options().write(true).open(folder.join("a")).unwrap();
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+        assert_ne!(files.version("a").unwrap(), before);
+    }
+}

@@ -1,0 +1,245 @@
+//! Ranges of an object, in spite of errors that pass: [`Fetch`].
+//!
+//! A range is asked for with the content that is expected. When the answer breaks, the range from the first missing
+//! byte on is asked for again, of the same content (`If-Match`), after a pause that doubles with each attempt that
+//! brought nothing and is between a half and the whole of that by chance, so that many ranks do not come back at once.
+//!
+//! **Invariant:** the bytes that are handed out are those of one content of the object, each once, in their place. An
+//! object that has changed is an error, never a mixture.
+//!
+//! What is deliberately not here: waiting for the whole (`mod`), and words for people (`explain`).
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
+
+use super::super::ObjectVersion;
+use super::super::counters::{Count, StorageCounters};
+use super::trouble::Trouble;
+
+/// Pauses double at most this often: 64 times the first one, some seconds.
+const MAX_DOUBLINGS: u32 = 6;
+
+/// How attempts are repeated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    pub(super) retries: u32,
+    pub(super) first_pause: Duration,
+    pub(super) until: Instant,
+}
+
+/// Why there are no bytes.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The store's error.
+    Store(object_store::Error),
+    /// The object has another content than before.
+    Changed,
+    /// The object ends at this byte, and that is within the range.
+    Ends(u64),
+    /// The server sends whole objects only, and this one has this many bytes.
+    TooLarge(u64),
+    /// An answer has fewer bytes than it promised.
+    Short,
+    /// Time is over.
+    TimedOut,
+}
+
+/// What of a read arrives.
+#[derive(Debug)]
+pub(super) enum Piece {
+    /// The object's content, with the first answer.
+    Version(ObjectVersion),
+    /// Bytes, and where in the buffer they belong.
+    Bytes(usize, Bytes),
+    /// A lane is done.
+    Done,
+    /// A range cannot be had.
+    Failed(Failure),
+}
+
+/// A read of a range in parts, some of them at once.
+pub(super) struct Fetch {
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) path: Path,
+    pub(super) range: Range<u64>,
+    pub(super) part_bytes: u64,
+    pub(super) expected: Option<ObjectVersion>,
+    pub(super) patience: Patience,
+    pub(super) whole_bytes: u64,
+    /// Whether the server was found to send whole objects only. Set by any read, for all later ones.
+    pub(super) no_ranges: Arc<AtomicBool>,
+    pub(super) counters: Arc<StorageCounters>,
+    /// The next part that no lane has taken.
+    pub(super) next: AtomicUsize,
+}
+
+impl Fetch {
+    pub(super) fn parts(&self) -> usize {
+        (self.range.end - self.range.start).div_ceil(self.part_bytes) as usize
+    }
+
+    /// Fetches parts until none is left. Several lanes share the parts.
+    pub(super) async fn lane(self: Arc<Self>, pieces: Sender<Piece>) {
+        loop {
+            let part = self.next.fetch_add(1, Ordering::Relaxed) as u64;
+            let begin = self.range.start.saturating_add(part.saturating_mul(self.part_bytes));
+            if begin >= self.range.end {
+                let _ = pieces.send(Piece::Done);
+                return;
+            }
+            let end = self.range.end.min(begin + self.part_bytes);
+            if let Err(failure) = self.part(begin, end, &pieces).await {
+                // Whoever waits has another failure already if nobody listens.
+                let _ = pieces.send(Piece::Failed(failure));
+                return;
+            }
+        }
+    }
+
+    /// One part, with as many attempts as patience allows.
+    async fn part(&self, begin: u64, end: u64, pieces: &Sender<Piece>) -> Result<(), Failure> {
+        let mut at = begin;
+        let mut etag = None;
+        let mut fruitless = 0;
+        loop {
+            let before = at;
+            let failure = match self.attempt(&mut at, end, &mut etag, pieces).await {
+                Ok(()) => return Ok(()),
+                Err(failure) => failure,
+            };
+            if self.reads_whole_from_now_on(&failure) {
+                continue;
+            }
+            fruitless = if at > before { 0 } else { fruitless + 1 };
+            match self.patience.pause(&failure, fruitless) {
+                Some(pause) => {
+                    self.counters.count(Count::Retry);
+                    log::debug!("{}, from byte {at} on, again in {pause:?}: {failure:?}", self.path);
+                    tokio::time::sleep(pause).await;
+                }
+                None => return Err(failure),
+            }
+        }
+    }
+
+    /// Notes that a server sends whole objects only, when it first shows.
+    fn reads_whole_from_now_on(&self, failure: &Failure) -> bool {
+        let shows = failure.trouble() == Some(&Trouble::NoRanges);
+        if shows {
+            self.no_ranges.store(true, Ordering::Relaxed);
+        }
+        shows
+    }
+
+    /// Asks once for what is missing, and hands out what arrives.
+    async fn attempt(
+        &self,
+        at: &mut u64,
+        end: u64,
+        etag: &mut Option<String>,
+        pieces: &Sender<Piece>,
+    ) -> Result<(), Failure> {
+        let is_whole = self.no_ranges.load(Ordering::Relaxed);
+        let range = (!is_whole).then_some(GetRange::Bounded(*at..end));
+        let options = GetOptions { range, if_match: etag.clone(), ..GetOptions::default() };
+        let got = self.store.get_opts(&self.path, options).await.map_err(Failure::Store)?;
+        let version = version_of(&got.meta);
+        if self.expected.is_some_and(|expected| !is_same(expected, version)) {
+            return Err(Failure::Changed);
+        }
+        if got.meta.size < end {
+            return Err(Failure::Ends(got.meta.size));
+        }
+        if is_whole && got.meta.size > self.whole_bytes {
+            return Err(Failure::TooLarge(got.meta.size));
+        }
+        if etag.is_none() {
+            etag.clone_from(&got.meta.e_tag);
+            let _ = pieces.send(Piece::Version(version));
+        }
+        let mut skip = if is_whole { *at } else { 0 };
+        let mut stream = got.into_stream();
+        while *at < end {
+            let Some(piece) = stream.next().await else { return Err(Failure::Short) };
+            let mut piece = piece.map_err(Failure::Store)?;
+            let skipped = skip.min(piece.len() as u64);
+            skip -= skipped;
+            piece = piece.slice(skipped as usize..);
+            piece.truncate(usize::try_from(end - *at).unwrap_or(usize::MAX));
+            if piece.is_empty() {
+                continue;
+            }
+            let count = piece.len() as u64;
+            self.counters.add(Count::BytesFetched, count);
+            if pieces.send(Piece::Bytes((*at - self.range.start) as usize, piece)).is_err() {
+                return Err(Failure::TimedOut);
+            }
+            *at += count;
+        }
+        Ok(())
+    }
+}
+
+impl Patience {
+    /// How long to wait before the next attempt, if there is one: after an error that may pass, unless attempts or time
+    /// are used up.
+    pub(super) fn pause(&self, failure: &Failure, fruitless: u32) -> Option<Duration> {
+        let may_pass = match failure {
+            Failure::Store(_) => failure.trouble().is_some_and(Trouble::may_pass),
+            Failure::Short => true,
+            Failure::Changed | Failure::Ends(_) | Failure::TooLarge(_) | Failure::TimedOut => false,
+        };
+        if !may_pass || fruitless > self.retries {
+            return None;
+        }
+        let longest = self.first_pause * 2_u32.pow(fruitless.saturating_sub(1).min(MAX_DOUBLINGS));
+        let pause = longest / 2 + (longest / 2).mul_f64(chance());
+        (Instant::now() + pause < self.until).then_some(pause)
+    }
+}
+
+impl Failure {
+    /// What went wrong on the way to the server, if that is it.
+    pub(super) fn trouble(&self) -> Option<&Trouble> {
+        match self {
+            Failure::Store(error) => Trouble::within(error),
+            _ => None,
+        }
+    }
+}
+
+/// The content that a store tells about.
+pub(super) fn version_of(meta: &ObjectMeta) -> ObjectVersion {
+    let tag = match &meta.e_tag {
+        // Listings and answers differ in quotes.
+        Some(etag) => hash(etag.trim_start_matches("W/").trim_matches('"').as_bytes()),
+        // A web server that has no ETag has the time of the last change.
+        None => hash(format!("{} {}", meta.last_modified.timestamp(), meta.size).as_bytes()),
+    };
+    ObjectVersion { bytes: meta.size, tag }
+}
+
+/// Whether two contents may be the same: a tag of 0 is not known.
+pub(super) fn is_same(one: ObjectVersion, other: ObjectVersion) -> bool {
+    one.bytes == other.bytes && (one.tag == other.tag || one.tag == 0 || other.tag == 0)
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    let hash = blake3::hash(bytes);
+    let first = hash.as_bytes().first_chunk().expect("invariant: a hash has 32 bytes");
+    u64::from_le_bytes(*first).max(1)
+}
+
+/// A number from 0 to 1 that differs between processes and calls: keys of hash tables are random.
+fn chance() -> f64 {
+    RandomState::new().build_hasher().finish() as f64 / u64::MAX as f64
+}

@@ -1,0 +1,380 @@
+//! Objects of a store or a web server: [`Remote`].
+//!
+//! `object_store` knows the stores' protocols and signs requests; what is here makes a [`Storage`] of it. One thread of
+//! its own drives all requests of a storage (`tokio`, without threads of its own). A worker that reads hands its range
+//! to that thread and copies the bytes into its buffer as they arrive; so as many requests are under way as workers
+//! read, times the parts that a large read is split into.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `place` | from a URL and variables to a store; credentials |
+//! | `connect` | addresses, proxies, TLS |
+//! | `client` | HTTP/1.1 on connections that are used again |
+//! | `fetch` | ranges in parts, attempts, one content only |
+//! | `trouble`, `explain` | what went wrong, as a type and in words |
+//!
+//! **Invariant:** every call ends within the deadline of the options. All reads of an object through one storage are of
+//! one content, the one that it first saw.
+//!
+//! What is deliberately not here: keeping bytes (`cache`).
+
+mod client;
+mod connect;
+mod crypto;
+mod explain;
+mod fetch;
+mod place;
+mod profile;
+mod trouble;
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
+
+use self::client::{Client, ClientParts, Redirects};
+use self::connect::Dialer;
+use self::fetch::{Failure, Fetch, Patience, Piece, is_same, version_of};
+use self::place::{Kind, Secrets};
+use self::trouble::Trouble;
+use super::counters::{Count, StorageCounters, StorageCounts};
+use super::{Object, ObjectVersion, Storage, StorageError, StorageOptions};
+
+pub(super) use self::place::Place;
+
+/// Requests end at the deadline by themselves; this much later the thread that drives them counts as dead.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// See the module's text.
+pub(super) struct Remote {
+    place: Place,
+    identity: String,
+    store: Arc<dyn ObjectStore>,
+    secrets: Secrets,
+    options: StorageOptions,
+    counters: Arc<StorageCounters>,
+    no_ranges: Arc<AtomicBool>,
+    /// The contents of objects that were looked at, by a hash of the path: 32 bytes for each. Readers add and look up.
+    versions: Mutex<HashMap<u128, ObjectVersion>>,
+    driver: Driver,
+}
+
+impl Remote {
+    /// The store of a place, with credentials from the variables of the options.
+    pub(super) fn new(place: Place, options: &StorageOptions) -> Result<Remote, String> {
+        let counters = Arc::new(StorageCounters::default());
+        let client = Client::new(ClientParts {
+            dialer: Dialer::new(options.connect_timeout, options.silence_timeout, &options.variables),
+            connections: options.connections,
+            silence_timeout: options.silence_timeout,
+            counters: Arc::clone(&counters),
+            redirects: if place.kind == Kind::Web { Redirects::Follow } else { Redirects::Refuse },
+        });
+        let (store, identity, secrets) = place.connect(&options.variables, client)?;
+        Ok(Remote {
+            place,
+            identity,
+            store,
+            secrets,
+            options: options.clone(),
+            counters,
+            no_ranges: Arc::default(),
+            versions: Mutex::default(),
+            driver: Driver::start().map_err(|error| format!("a thread for requests cannot be started: {error}"))?,
+        })
+    }
+
+    /// What this storage counts into; for a cache in front of it.
+    pub(super) fn counters(&self) -> Arc<StorageCounters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// What the store is called among caches: two with the same one have the same objects.
+    pub(super) fn identity(&self) -> String {
+        self.identity.clone()
+    }
+
+    fn patience(&self) -> Patience {
+        let until = Instant::now() + self.options.deadline;
+        Patience { retries: self.options.retries, first_pause: self.options.first_pause, until }
+    }
+
+    fn error(&self, path: &str, offset: Option<u64>, failure: &Failure) -> StorageError {
+        let (kind, cause) = explain::explain(failure, &self.place);
+        StorageError { path: format!("{}/{path}", self.place.base), offset, kind, cause: self.secrets.hide(&cause) }
+    }
+
+    /// Runs an attempt until it succeeds or patience ends, and waits for it.
+    fn persist<T, F>(&self, attempt: impl Fn(Arc<dyn ObjectStore>) -> F + Send + 'static) -> Result<T, Failure>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, object_store::Error>> + Send,
+    {
+        let (sender, receiver) = channel();
+        let (patience, store, counters) = (self.patience(), Arc::clone(&self.store), self.counters());
+        self.driver.spawn(async move {
+            let limit = tokio::time::Instant::from_std(patience.until);
+            let mut fruitless = 0;
+            let result = loop {
+                let failure = match tokio::time::timeout_at(limit, attempt(Arc::clone(&store))).await {
+                    Ok(Ok(value)) => break Ok(value),
+                    Ok(Err(error)) => Failure::Store(error),
+                    Err(_) => break Err(Failure::TimedOut),
+                };
+                fruitless += 1;
+                let Some(pause) = patience.pause(&failure, fruitless) else { break Err(failure) };
+                counters.count(Count::Retry);
+                tokio::time::sleep(pause).await;
+            };
+            // Nobody listens any more if the deadline has passed.
+            let _ = sender.send(result);
+        });
+        match receiver.recv_timeout(self.options.deadline + GRACE) {
+            Ok(result) => result,
+            Err(_) => Err(Failure::TimedOut),
+        }
+    }
+
+    /// Asks the store for the content of an object.
+    fn look(&self, path: &str) -> Result<ObjectVersion, StorageError> {
+        let location = location(path);
+        let options = GetOptions { head: true, ..GetOptions::default() };
+        let asked = location.clone();
+        let found = self.persist(move |store| {
+            let (asked, options) = (asked.clone(), options.clone());
+            async move { store.get_opts(&asked, options).await.map(|got| got.meta) }
+        });
+        let found = match found {
+            // An answer to HEAD has no text; one to GET says which of several causes it is.
+            Err(Failure::Store(error)) if matches!(Trouble::within(&error), Some(Trouble::Refused(_))) => {
+                let options = GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
+                let again = self.persist(move |store| {
+                    let (asked, options) = (location.clone(), options.clone());
+                    async move { store.get_opts(&asked, options).await.map(|got| got.meta) }
+                });
+                match again {
+                    // Whoever may read but not look, or whose server knows no HEAD.
+                    Ok(meta) => Ok(meta),
+                    Err(Failure::Store(other)) if matches!(Trouble::within(&other), Some(Trouble::NoRanges)) => {
+                        Err(Failure::Store(error))
+                    }
+                    Err(other) => Err(other),
+                }
+            }
+            found => found,
+        };
+        let version = version_of(&found.map_err(|failure| self.error(path, None, &failure))?);
+        self.remember(path, version);
+        Ok(version)
+    }
+
+    fn known(&self, path: &str) -> Option<ObjectVersion> {
+        self.versions.lock().unwrap_or_else(PoisonError::into_inner).get(&key(path)).copied()
+    }
+
+    fn remember(&self, path: &str, version: ObjectVersion) {
+        self.versions.lock().unwrap_or_else(PoisonError::into_inner).insert(key(path), version);
+    }
+
+    /// Copies what arrives into the buffer, until all lanes are done.
+    fn gather(&self, path: &str, pieces: &Receiver<Piece>, lanes: usize, buffer: &mut [u8]) -> Result<(), Failure> {
+        let until = Instant::now() + self.options.deadline;
+        let mut done = 0;
+        while done < lanes {
+            let left = until.saturating_duration_since(Instant::now());
+            match pieces.recv_timeout(left) {
+                Ok(Piece::Bytes(at, bytes)) => buffer[at..at + bytes.len()].copy_from_slice(&bytes),
+                Ok(Piece::Version(version)) => match self.known(path) {
+                    Some(known) if !is_same(known, version) => return Err(Failure::Changed),
+                    Some(known) if known.tag != 0 => {}
+                    _ => self.remember(path, version),
+                },
+                Ok(Piece::Done) => done += 1,
+                Ok(Piece::Failed(failure)) => return Err(failure),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(Failure::TimedOut),
+            }
+        }
+        Ok(())
+    }
+
+    fn fetch(
+        &self,
+        path: &str,
+        range: Range<u64>,
+        expected: Option<ObjectVersion>,
+        buffer: &mut [u8],
+    ) -> Result<(), Failure> {
+        let fetch = Arc::new(Fetch {
+            store: Arc::clone(&self.store),
+            path: location(path),
+            range,
+            part_bytes: self.options.part_bytes.max(1) as u64,
+            expected,
+            patience: self.patience(),
+            whole_bytes: self.options.whole_bytes,
+            no_ranges: Arc::clone(&self.no_ranges),
+            counters: self.counters(),
+            next: AtomicUsize::new(0),
+        });
+        let lanes = fetch.parts().min(self.options.parts_at_once.max(1));
+        let (sender, pieces) = channel();
+        let tasks: Vec<_> = (0..lanes).map(|_| self.driver.spawn(Arc::clone(&fetch).lane(sender.clone()))).collect();
+        let result = self.gather(path, &pieces, lanes, buffer);
+        if result.is_err() {
+            tasks.iter().for_each(tokio::task::JoinHandle::abort);
+        }
+        result
+    }
+}
+
+impl Storage for Remote {
+    fn list(&self, prefix: &str) -> Result<Vec<Object>, StorageError> {
+        // Stores list whole folders; the rest of the prefix is left to us.
+        let folder = prefix.rsplit_once('/').map(|(folder, _)| location(folder));
+        let found = self.persist(move |store| {
+            let folder = folder.clone();
+            async move {
+                let mut objects: Vec<ObjectMeta> = Vec::new();
+                let mut listing = store.list(folder.as_ref());
+                while let Some(object) = listing.next().await {
+                    objects.push(object?);
+                }
+                Ok(objects)
+            }
+        });
+        let mut found = found.map_err(|failure| self.error(prefix, None, &failure))?;
+        found.retain(|object| object.location.as_ref().starts_with(prefix));
+        found.sort_by(|one, other| one.location.as_ref().as_bytes().cmp(other.location.as_ref().as_bytes()));
+        for object in &found {
+            // S3 calls contents by the same name in listings and in answers; of others that is not known.
+            let tag = if self.place.kind == Kind::S3 { version_of(object).tag } else { 0 };
+            if self.known(object.location.as_ref()).is_none() {
+                self.remember(object.location.as_ref(), ObjectVersion { bytes: object.size, tag });
+            }
+        }
+        let objects: Vec<Object> =
+            found.iter().map(|it| Object { path: it.location.as_ref().to_owned(), bytes: it.size }).collect();
+        Ok(without_folders(objects))
+    }
+
+    fn size(&self, path: &str) -> Result<u64, StorageError> {
+        let version = self.known(path).map_or_else(|| self.look(path), Ok)?;
+        Ok(version.bytes)
+    }
+
+    fn read_at(&self, path: &str, offset: u64, buffer: &mut [u8]) -> Result<(), StorageError> {
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        let failed = |failure: &Failure| self.error(path, Some(offset), failure);
+        let end = offset.checked_add(buffer.len() as u64).ok_or_else(|| failed(&Failure::Ends(u64::MAX)))?;
+        let mut expected = self.known(path);
+        // The parts of a large read must be of one content.
+        if expected.is_none_or(|version| version.tag == 0) && buffer.len() > self.options.part_bytes {
+            expected = Some(self.look(path)?);
+        }
+        if let Some(version) = expected.filter(|version| version.bytes < end) {
+            return Err(failed(&Failure::Ends(version.bytes)));
+        }
+        self.fetch(path, offset..end, expected, buffer).map_err(|failure| failed(&failure))
+    }
+
+    fn version(&self, path: &str) -> Result<ObjectVersion, StorageError> {
+        match self.known(path) {
+            Some(version) if version.tag != 0 => Ok(version),
+            known => {
+                let version = self.look(path)?;
+                match known.is_some_and(|known| known.bytes != version.bytes) {
+                    true => Err(self.error(path, None, &Failure::Changed)),
+                    false => Ok(version),
+                }
+            }
+        }
+    }
+
+    fn counts(&self) -> StorageCounts {
+        self.counters.look()
+    }
+
+    fn describe(&self) -> String {
+        format!("objects of {}", self.place.base)
+    }
+}
+
+impl std::fmt::Debug for Remote {
+    /// The place alone: everything below it may hold credentials.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Remote({})", self.place.base)
+    }
+}
+
+/// The thread that drives requests.
+struct Driver {
+    handle: tokio::runtime::Handle,
+    /// Dropped: the thread ends.
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Driver {
+    fn start() -> std::io::Result<Driver> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            // Only names of hosts are looked up on them.
+            .max_blocking_threads(4)
+            .thread_name("farandole-names")
+            .build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let thread = std::thread::Builder::new().name("farandole-store".to_owned()).spawn(move || {
+            let _ = runtime.block_on(stopped);
+            // A name that is being looked up is not waited for.
+            runtime.shutdown_background();
+        })?;
+        Ok(Driver { handle, stop: Some(stop), thread: Some(thread) })
+    }
+
+    fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> tokio::task::JoinHandle<T> {
+        self.handle.spawn(task)
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic there has failed the reads of its time already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The path as the store has it. Most are as they are; those that `object_store` would not take are encoded.
+fn location(path: &str) -> Path {
+    Path::parse(path).unwrap_or_else(|_| Path::from(path))
+}
+
+fn key(path: &str) -> u128 {
+    let hash = blake3::hash(path.as_bytes());
+    let first = hash.as_bytes().first_chunk().expect("invariant: a hash has 32 bytes");
+    u128::from_le_bytes(*first)
+}
+
+/// Leaves out the empty objects that stand for folders: those with others below them.
+fn without_folders(objects: Vec<Object>) -> Vec<Object> {
+    let is_folder = |object: &Object| {
+        let below = format!("{}/", object.path);
+        let at = objects.partition_point(|other| other.path.as_bytes() < below.as_bytes());
+        object.bytes == 0 && objects.get(at).is_some_and(|other| other.path.starts_with(&below))
+    };
+    let folders: Vec<bool> = objects.iter().map(is_folder).collect();
+    objects.into_iter().zip(folders).filter(|(_, is_folder)| !is_folder).map(|(object, _)| object).collect()
+}

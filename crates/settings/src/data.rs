@@ -1,0 +1,50 @@
+//! The data: settings of the input pipeline.
+
+use crate::{Kind, Reader, Setting};
+
+/// `FARANDOLE_DATA_CACHE`.
+pub const DATA_CACHE: Setting = Setting::does(
+    "FARANDOLE_DATA_CACHE",
+    Reader::Ranks,
+    Kind::Path("a folder"),
+    "",
+    "Where blocks of remote objects are kept on the host's disk, for all ranks of the host and for later jobs \
+     (docs/storage.md); unset: nowhere.",
+);
+
+/// `FARANDOLE_DATA_CACHE_BYTES`. 64 GiB: a small share of a compute node's disk, and half of ImageNet.
+pub const DATA_CACHE_BYTES: Setting = Setting::does(
+    "FARANDOLE_DATA_CACHE_BYTES",
+    Reader::Ranks,
+    Kind::Bytes,
+    "68719476736",
+    "How much of the disk the cache of remote objects may take; the blocks that were not read for longest go first.",
+);
+
+/// `FARANDOLE_DATA_MEMORY_BYTES`. 256 MiB: some blocks for each worker thread of a rank.
+pub const DATA_MEMORY_BYTES: Setting = Setting::does(
+    "FARANDOLE_DATA_MEMORY_BYTES",
+    Reader::Ranks,
+    Kind::Bytes,
+    "268435456",
+    "How much memory each rank takes for blocks of remote objects; 0: none, and without a cache on disk every read is a \
+     request.",
+);
+
+/// `FARANDOLE_STORAGE_TIMEOUT_SECONDS`. Two minutes: longer than a store that says `SlowDown` usually needs.
+pub const STORAGE_TIMEOUT_SECONDS: Setting = Setting::does(
+    "FARANDOLE_STORAGE_TIMEOUT_SECONDS",
+    Reader::Ranks,
+    Kind::Seconds,
+    "120",
+    "How long a read of a remote object may take with all its attempts, before it is an error.",
+);
+
+/// `FARANDOLE_STORAGE_CONNECTIONS`. Stores serve some 50 to 100 MB/s at each connection: enough for 10 Gbit/s.
+pub const STORAGE_CONNECTIONS: Setting = Setting::does(
+    "FARANDOLE_STORAGE_CONNECTIONS",
+    Reader::Ranks,
+    Kind::Count,
+    "32",
+    "How many requests each rank has under way at a store at once.",
+);
