@@ -133,7 +133,7 @@ mod tests {
         let rules = Rules::read(&text).unwrap();
         assert_eq!(rules.targets, ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]);
         assert!(rules.licences.contains(&"Apache-2.0 WITH LLVM-exception") && !rules.licences.contains(&"MPL-2.0"));
-        assert_eq!(rules.exceptions, [("MPL-2.0", "colored")]);
+        assert_eq!(rules.exceptions, [("MPL-2.0", "colored"), ("IJG", "jpeg-encoder")]);
         assert_eq!(rules.banned, ["aws-lc-sys", "openssl-sys", "bindgen"]);
     }
 

@@ -8,7 +8,7 @@
 const EVERYTHING: [&str; 3] = [
     "--workspace",
     "--features",
-    "farandole-cli/train,farandole/burn,farandole/candle,farandole-data/remote",
+    "farandole-cli/train,farandole-cli/remote,farandole/burn,farandole/candle,farandole-data/remote",
 ];
 
 /// See the module's text.

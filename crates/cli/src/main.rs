@@ -4,6 +4,7 @@
 
 mod bench;
 mod calibrate;
+mod data;
 mod doctor;
 mod internal;
 mod peer;
@@ -29,6 +30,7 @@ use bench::args::BenchArgs;
 use bench::contestant::{Contestant, serve};
 use bench::ours::RankArgs;
 use calibrate::CalibrateArgs;
+use data::DataArgs;
 use doctor::DoctorArgs;
 use peer::mpi::Mpi;
 use peer::start::Pin;
@@ -58,6 +60,8 @@ enum Command {
     Bench(Box<BenchArgs>),
 
     Calibrate(CalibrateArgs),
+
+    Data(DataArgs),
 
     /// Print a fresh key, for jobs that other launchers start on several hosts (docs/launchers.md).
     Key,
@@ -196,6 +200,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Timeline(args) => timeline::run(&args)?,
         Command::Study(args) => return study::run(&args),
         Command::Top(args) => return top::run(&args),
+        Command::Data(args) => return data::run(&args),
         Command::Calibrate(args) => return calibrate::run(&args),
         Command::BenchRank(args) => bench::ours::serve_rank(&args)?,
         Command::BenchPeer(PeerCommand::MpiOnce { lib }) => peer::once::reduce_once(&lib)?,

@@ -16,6 +16,7 @@
 
 pub mod augment;
 pub mod chance;
+pub mod convert;
 mod crew;
 pub mod feed;
 pub mod folder;

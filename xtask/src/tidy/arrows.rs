@@ -56,6 +56,7 @@ const COMMAND: &[&str] = &[
     "farandole",
     // Its tests run C programs.
     "farandole-c",
+    "farandole-data",
     "farandole-train",
     "farandole-plan",
     "farandole-settings",

@@ -68,6 +68,12 @@ pub fn decode(encoded: &[u8], bands: usize) -> Result<Image, String> {
     Ok(Image { height, width, bands, bytes })
 }
 
+/// The rows and columns of an encoded image; no pixel is decoded.
+pub fn size(encoded: &[u8]) -> Result<(usize, usize), String> {
+    let Size { height, width } = Source::new(encoded)?.size();
+    Ok((height, width))
+}
+
 /// An encoded image whose beginning has been read: its size is known and within the limits.
 pub(crate) struct Source<'a> {
     encoded: &'a [u8],

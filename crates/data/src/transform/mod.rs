@@ -1,9 +1,9 @@
 //! What is done to a sample between its encoded image and its place in a batch.
 //!
 //! A [`Recipe`] is a list of [`Step`]s with a fixed output shape. It decodes an image, changes it and writes it in the
-//! wanted [`Element`]s and [`Layout`]. Crops and resizes at its beginning become one [view](view): only the part of the
+//! wanted [`Element`]s and [`Layout`]. Crops and resizes at its beginning become one `view`: only the part of the
 //! image that is seen is decoded, and it is resized once. In between, pixels are bytes. Mirroring, division by 255,
-//! normalisation, order and kind of numbers are one last pass ([`store`]). Floats without `Normalize` lie between 0 and
+//! normalisation, order and kind of numbers are one last pass (`store`). Floats without `Normalize` lie between 0 and
 //! 1, as `ToTensor` of torchvision makes them.
 //!
 //! **Reduced decoding.** Where an image is to be reduced to half of its size or less on both axes, a JPEG is decoded at
@@ -19,6 +19,7 @@
 
 mod colour;
 mod pixels;
+mod reduced;
 mod resize;
 mod step;
 mod store;
@@ -29,6 +30,7 @@ use std::time::Instant;
 
 use fast_image_resize::Resizer;
 
+pub use reduced::decode_reduced;
 pub use step::{Fill, ResizeTo, Step};
 pub use words::{STEP_WORDS, steps};
 
