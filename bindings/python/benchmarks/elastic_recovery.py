@@ -222,7 +222,12 @@ def main() -> None:
     dice, rows = random.Random(args.seed), []
     for contest in contests(args, those_present(args.only.split(","))):
         rounds = args.rounds if contest.contestant == "farandole" else max(1, args.rounds // 5)
-        measured = list(measure(contest, rounds, args.silence, network, dice))
+        measured = []
+        for one in measure(contest, rounds, args.silence, network, dice):
+            measured.append(one)
+            # A run takes hours: what was measured is seen as it comes, and is not lost if the run is ended.
+            print(f"{contest.ranks} ranks, {contest.fault}, round {len(measured)} of {rounds}: {one.still_s:.3f} s, "
+                  f"whole after {one.whole_s:.1f} s", file=sys.stderr, flush=True)
         if measured:
             rows.append((contest, measured))
             print(list(table(rows[-1:]))[-1], flush=True)
