@@ -37,6 +37,7 @@ from check_collectives import (
     strided,
     uneven,
 )
+from check_data import batches_ahead, batches_on_device, batches_pinned
 from check_training import (
     compressed,
     gradients,
@@ -81,6 +82,9 @@ CHECKS: list[Check] = [
     captured,
     no_leak,
     distributed_ahead,
+    batches_on_device,
+    batches_pinned,
+    batches_ahead,
 ]
 
 
