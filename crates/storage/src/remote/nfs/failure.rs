@@ -46,6 +46,8 @@ pub(super) enum Failure {
     NoExport { path: String, exports: Vec<String> },
     /// An export may not be mounted.
     MountRefused { export: String, status: u32 },
+    /// An export takes no user's number as proof.
+    OtherProof(String),
     /// NFS answers with this status.
     Status(u32),
     /// The path leads to something else than it should.
@@ -81,6 +83,11 @@ impl Failure {
             }
             _ => false,
         }
+    }
+
+    /// Whether a connection is at fault, and not what was asked for on it.
+    pub(super) fn is_about_connection(&self) -> bool {
+        matches!(self, Failure::Connect(_) | Failure::Silent(_) | Failure::Broken(_) | Failure::Begun(..))
     }
 
     /// Whether the server no longer knows a handle: the path must be looked up again.
@@ -119,10 +126,14 @@ impl Failure {
             ),
             Failure::Refused(program, refusal) => explain_refusal(program, *refusal),
             Failure::NoExport { path, exports } if exports.is_empty() => {
-                (NotFound, format!("the server exports nothing that holds {path}, and does not say what it exports"))
+                (NotFound, format!("the server exports nothing to this machine that holds {path}, as far as it tells"))
             }
             Failure::NoExport { path, exports } => {
-                (NotFound, format!("the server exports nothing that holds {path}; it exports {}", exports.join(", ")))
+                let exports = exports.join(", ");
+                (
+                    NotFound,
+                    format!("the server exports nothing to this machine that holds {path}; it exports {exports}"),
+                )
             }
             Failure::MountRefused { export, status: status::ACCES | status::PERM } => (
                 Denied,
@@ -134,6 +145,13 @@ impl Failure {
             Failure::MountRefused { export, status } => {
                 (Failed, format!("the server does not mount {export}: {}", name(*status)))
             }
+            Failure::OtherProof(export) => (
+                Denied,
+                format!(
+                    "the server does not take a user's number as proof for {export}: an export with sec=krb5 can be \
+                     read where it is mounted only"
+                ),
+            ),
             Failure::Status(status::NOENT) => (NotFound, "there is no such file".to_owned()),
             Failure::Status(status::NOTDIR) => (NotFound, "a part of its path is no folder".to_owned()),
             Failure::Status(status @ (status::ACCES | status::PERM)) => (
@@ -176,8 +194,9 @@ fn explain_refusal(program: &str, refusal: Refusal) -> (StorageErrorKind, String
         Refusal::Credentials(number) => (
             StorageErrorKind::Denied,
             format!(
-                "the server's {program} does not take a user's number as proof (error {number} of RPC): an export \
-                 with sec=krb5 can be read where it is mounted only"
+                "the server's {program} does not take a user's number as proof (error {number} of RPC): it wants a \
+                 port that only root has, or Kerberos (sec=krb5), with which an export can be read where it is mounted \
+                 only"
             ),
         ),
         Refusal::NoProgram => (StorageErrorKind::Failed, format!("the server has no {program} on this port")),

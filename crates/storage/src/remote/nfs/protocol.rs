@@ -136,13 +136,18 @@ pub(super) fn port(results: Bytes) -> Result<u32, Garbled> {
     Decoder::new(results).u32()
 }
 
-/// The handle of an export's folder.
-pub(super) fn mounted(results: Bytes) -> Answer<Handle> {
+/// The handle of an export's folder, and which kinds of credentials are taken there.
+pub(super) fn mounted(results: Bytes) -> Answer<(Handle, Vec<u32>)> {
     let mut decoder = Decoder::new(results);
     match decoder.u32()? {
-        0 => Ok(Ok(handle(&mut decoder)?)),
-        status => Ok(Err(status)),
+        0 => {}
+        status => return Ok(Err(status)),
     }
+    let handle = handle(&mut decoder)?;
+    let count = decoder.u32()?;
+    // Each takes four bytes of what has arrived, so a wrong number ends the loop soon.
+    let flavors = (0..count).map(|_| decoder.u32()).collect::<Result<_, _>>()?;
+    Ok(Ok((handle, flavors)))
 }
 
 /// The paths that are exported. Who may mount them is for the server to say.

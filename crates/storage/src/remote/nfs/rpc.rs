@@ -21,8 +21,8 @@ const MAX_MACHINE_NAME_BYTES: usize = 255;
 const CALL: u32 = 0;
 const REPLY: u32 = 1;
 const RPC_VERSION: u32 = 2;
-const AUTH_NONE: u32 = 0;
-const AUTH_SYS: u32 = 1;
+pub(super) const AUTH_NONE: u32 = 0;
+pub(super) const AUTH_SYS: u32 = 1;
 
 /// A program and its version, as the portmapper knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

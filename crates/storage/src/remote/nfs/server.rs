@@ -23,7 +23,7 @@ use super::connection::{Connection, dial};
 use super::failure::{Failure, status};
 use super::place::NfsPlace;
 use super::protocol::{self, Attributes, FileKind, Found, Handle, Page, ReadBytes};
-use super::rpc::{Caller, Program};
+use super::rpc::{AUTH_NONE, AUTH_SYS, Caller, Program};
 
 /// Where a portmapper always is.
 const PORTMAP_PORT: u16 = 111;
@@ -210,22 +210,17 @@ impl Server {
         if let Some(export) = mounted {
             return Ok(export);
         }
-        let mut failure = None;
         let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
         for end in ends.filter(|end| *end > 0) {
             let export = format!("/{}", &path[..end]);
             match self.root(&export).await {
                 Ok(_) => return Ok(export),
-                Err(refused @ Failure::MountRefused { status: status::ACCES | status::PERM, .. }) => {
-                    failure = failure.or(Some(refused));
-                }
+                // Servers answer alike for what is not there, what is no export, and what is none for this machine.
                 Err(Failure::MountRefused { .. }) => {}
                 Err(other) => return Err(other),
             }
         }
-        // Servers refuse paths that are no exports in either way; what they list says which it is.
-        let path = format!("/{path}");
-        Err(failure.filter(|_| exports.is_empty()).unwrap_or(Failure::NoExport { path, exports }))
+        Err(Failure::NoExport { path: format!("/{path}"), exports })
     }
 
     async fn exports(&self) -> Result<Vec<String>, Failure> {
@@ -245,7 +240,10 @@ impl Server {
         }
         let results = self.ask_mount(protocol::MNT, &protocol::name_path(export)).await?;
         let refused = |status| Failure::MountRefused { export: export.to_owned(), status };
-        let handle = protocol::mounted(results)?.map_err(refused)?;
+        let (handle, flavors) = protocol::mounted(results)?.map_err(refused)?;
+        if !flavors.is_empty() && !flavors.iter().any(|flavor| *flavor == AUTH_NONE || *flavor == AUTH_SYS) {
+            return Err(Failure::OtherProof(export.to_owned()));
+        }
         let results = self.ask(protocol::FSINFO, &protocol::name_file(&handle)).await?;
         // A server that does not say what it likes gets what most like.
         let preferred = protocol::preferred_read_bytes(results)?.unwrap_or(MAX_READ_BYTES);

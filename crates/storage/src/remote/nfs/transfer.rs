@@ -86,13 +86,18 @@ impl Transfer {
     async fn part(&self, begin: u64, end: u64, pieces: &Sender<Piece>) -> Result<(), Failure> {
         let mut at = begin;
         let mut fruitless = 0;
+        // All calls share a connection: what breaks is the answer of one of them, and the others bring nothing without
+        // any fault of their own.
+        let mut of_all = self.counters.look().bytes_fetched;
         while at < end {
             let before = at;
             let Err(failure) = self.attempt(&mut at, end, pieces).await else { continue };
             if failure.is_stale() {
                 self.server.forget_handles();
             }
-            fruitless = if at > before { 0 } else { fruitless + 1 };
+            let others = std::mem::replace(&mut of_all, self.counters.look().bytes_fetched);
+            let is_fruitful = at > before || failure.is_about_connection() && of_all > others;
+            fruitless = if is_fruitful { 0 } else { fruitless + 1 };
             let pause = failure.may_pass().then(|| self.patience.pause(fruitless)).flatten();
             let Some(pause) = pause else { return Err(failure) };
             self.counters.count(Count::Retry);
