@@ -54,7 +54,7 @@ mod tests {
             assert_eq!(std::process::id(), 1);
             std::net::TcpListener::bind("127.0.0.1:111").unwrap();
             // It outlives this process, if anything may.
-            Command::new("sleep").arg(mark).spawn().unwrap();
+            run("sh", &["-c", &format!("sleep {mark} > /dev/null 2>&1 &")]);
             return;
         }
         let is_left = std::fs::read_dir("/proc").unwrap().flatten().any(|process| {
