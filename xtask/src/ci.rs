@@ -246,6 +246,7 @@ fn download_tools() -> Result<()> {
     tools::need_packages(&tools::COMPILERS)?;
     tools::need_packages(&tools::MPI)?;
     tools::need_packages(&tools::SLURM)?;
+    tools::need_packages(&tools::NFS)?;
     python::make_environment().context("installing PyTorch and what the tests in Python need")?;
     venv::make_for_mxnet().context("installing MXNet")
 }

@@ -205,7 +205,7 @@ pub(crate) fn build(profile: Profile, scope: Scope) -> Result<Built> {
     Shell::cargo(&["build"]).words(&packages).words(targets).words(flags).run()?;
     if scope == Scope::Needed {
         // Tests of object stores start it. Everything has it already.
-        let example = ["build", "--package", "farandole-data", "--features", "remote", "--example", "storage_cat"];
+        let example = ["build", "--package", "farandole-storage", "--features", "remote", "--example", "storage_cat"];
         Shell::cargo(&example).words(flags).run()?;
     }
     let folder = target_dir().join(if profile == Profile::Release { "release" } else { "debug" });

@@ -53,6 +53,18 @@ pub(crate) const SLURM: [Package; 4] = [
     Package { program: "slurmd", package: "slurmd" },
     Package { program: "munged", package: "munge" },
 ];
+/// The tests start an NFS server with a portmapper.
+pub(crate) const NFS: [Package; 3] = [
+    Package { program: "ganesha.nfsd", package: "nfs-ganesha" },
+    Package { program: GANESHA_VFS, package: "nfs-ganesha-vfs" },
+    Package { program: "rpcbind", package: "rpcbind" },
+];
+/// What the server reads local files with, a library without a program.
+const GANESHA_VFS: &str = if cfg!(target_arch = "aarch64") {
+    "/usr/lib/aarch64-linux-gnu/ganesha/libfsalvfs.so"
+} else {
+    "/usr/lib/x86_64-linux-gnu/ganesha/libfsalvfs.so"
+};
 /// `memcheck` runs tests under it.
 pub(crate) const VALGRIND: Package = Package { program: "valgrind", package: "valgrind" };
 /// `page` looks at pages with it.

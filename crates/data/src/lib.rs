@@ -29,10 +29,11 @@ pub mod records;
 mod resample;
 pub mod sample;
 pub mod shard;
-pub mod storage;
 pub mod transform;
 
 pub use augment::Augment;
+/// Where bytes lie: a crate of its own.
+pub use farandole_storage as storage;
 pub use feed::{Feed, FeedBatch, FeedConfig, FeedEpoch};
 pub use loader::{Epoch, Loader, LoaderConfig, LoaderError};
 pub use shard::SampleOrder;

@@ -1,4 +1,5 @@
-//! What tests of several crates need: temporary folders, commands with a deadline, and waiting for a condition.
+//! What tests of several crates need: temporary folders, commands with a deadline, waiting for a condition, namespaces,
+//! an NFS server, and a wire that fails.
 //!
 //! A dev-dependency only; no program and no library has it. It depends on nothing but the standard library, so that no
 //! test waits for it to be compiled. What one crate's tests need alone is in that crate.
@@ -10,11 +11,17 @@
 
 mod command;
 mod folder;
+mod namespaces;
+mod nfs_server;
+mod tcp_proxy;
 
 use std::time::{Duration, Instant};
 
 pub use command::{finish, finish_child};
 pub use folder::Folder;
+pub use namespaces::in_namespaces;
+pub use nfs_server::{NfsExport, NfsServer};
+pub use tcp_proxy::{TcpProxy, WireFaults};
 
 /// How often conditions are looked at. Short against everything that tests wait for.
 const INTERVAL: Duration = Duration::from_millis(5);

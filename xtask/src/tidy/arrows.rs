@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Complaint;
 
 /// Every crate of the workspace and the crates of the workspace that it may depend on.
-const ARROWS: [(&str, &[&str]); 17] = [
+const ARROWS: [(&str, &[&str]); 18] = [
     (TEST_SUPPORT, &[]),
     ("farandole-settings", &[]),
     ("farandole-plan", &[]),
@@ -21,7 +21,8 @@ const ARROWS: [(&str, &[&str]); 17] = [
     ("farandole-engine", ENGINE),
     ("farandole-cluster", &["farandole-plan", "farandole-settings", "farandole-transport", "farandole-trace"]),
     ("farandole", LIBRARY),
-    ("farandole-data", &["farandole-settings", "farandole-trace"]),
+    ("farandole-storage", &["farandole-settings"]),
+    ("farandole-data", &["farandole-storage", "farandole-trace"]),
     ("farandole-train", &["farandole", "farandole-data"]),
     ("farandole-cli", COMMAND),
     ("farandole-c", &["farandole"]),
@@ -71,7 +72,7 @@ const COMMAND: &[&str] = &[
 
 /// The data plane has no async runtime: threads and epoll. The client of object stores has one, because the library
 /// that knows their protocols wants it.
-const ASYNC_RUNTIME: (&str, &str) = ("farandole-data", "tokio");
+const ASYNC_RUNTIME: (&str, &str) = ("farandole-storage", "tokio");
 
 /// Names that a crate must not have: they say nothing, and everything ends up in them.
 const DRAWERS: [&str; 6] = ["common", "core", "utils", "util", "types", "shared"];
@@ -168,8 +169,8 @@ mod tests {
 
     #[test]
     fn one_crate_has_an_async_runtime() {
-        assert_eq!(complaints(&[package("farandole-data", &["tokio"])]), [""; 0]);
-        assert!(complaints(&[package("farandole-engine", &["tokio"])])[0].contains("only `farandole-data` may"));
+        assert_eq!(complaints(&[package("farandole-storage", &["tokio"])]), [""; 0]);
+        assert!(complaints(&[package("farandole-engine", &["tokio"])])[0].contains("only `farandole-storage` may"));
     }
 
     #[test]

@@ -15,9 +15,9 @@ use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
 use super::super::resample::{Grid, resample};
-use super::regular;
 use crate::format::pnm;
 use crate::sample::{ImageShape, normalised};
+use crate::storage::regular;
 
 /// Bytes of a file, at most: more than any camera writes.
 const MAX_FILE_BYTES: u64 = 256 << 20;

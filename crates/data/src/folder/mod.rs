@@ -17,7 +17,6 @@
 
 pub(crate) mod decode;
 pub(crate) mod draw;
-pub(crate) mod regular;
 mod scan;
 mod table;
 

@@ -23,8 +23,9 @@ use std::path::{Component, Path};
 
 use super::super::{DataError, Unit};
 use super::draw::split_by_chance;
-use super::{Entry, FolderConfig, Found, Known, regular};
+use super::{Entry, FolderConfig, Found, Known};
 use crate::sample::{Split, Task};
+use crate::storage::regular;
 
 /// Classes or labels, at most: a larger number is a slip, and would become a network of that size.
 pub const MAX_LABELS: usize = 100_000;

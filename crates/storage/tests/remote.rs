@@ -7,7 +7,7 @@ mod harness;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farandole_data::storage::{Storage, StorageError, StorageErrorKind, StorageOptions, open};
+use farandole_storage::{Storage, StorageError, StorageErrorKind, StorageOptions, open};
 use harness::{Fault, Manner, SECRET, Server, TOKEN, pattern, quick};
 
 /// What the role program reads.

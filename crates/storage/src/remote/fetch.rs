@@ -9,12 +9,10 @@
 //!
 //! What is deliberately not here: waiting for the whole (`mod`), and words for people (`explain`).
 
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -23,18 +21,8 @@ use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 
 use super::super::ObjectVersion;
 use super::super::counters::{Count, StorageCounters};
+use super::patience::Patience;
 use super::trouble::Trouble;
-
-/// Pauses double at most this often: 64 times the first one, some seconds.
-const MAX_DOUBLINGS: u32 = 6;
-
-/// How attempts are repeated.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
-    pub(super) retries: u32,
-    pub(super) first_pause: Duration,
-    pub(super) until: Instant,
-}
 
 /// Why there are no bytes.
 #[derive(Debug)]
@@ -120,7 +108,7 @@ impl Fetch {
                 continue;
             }
             fruitless = if at > before { 0 } else { fruitless + 1 };
-            match self.patience.pause(&failure, fruitless) {
+            match failure.may_pass().then(|| self.patience.pause(fruitless)).flatten() {
                 Some(pause) => {
                     self.counters.count(Count::Retry);
                     log::debug!("{}, from byte {at} on, again in {pause:?}: {failure:?}", self.path);
@@ -189,25 +177,16 @@ impl Fetch {
     }
 }
 
-impl Patience {
-    /// How long to wait before the next attempt, if there is one: after an error that may pass, unless attempts or time
-    /// are used up.
-    pub(super) fn pause(&self, failure: &Failure, fruitless: u32) -> Option<Duration> {
-        let may_pass = match failure {
-            Failure::Store(_) => failure.trouble().is_some_and(Trouble::may_pass),
+impl Failure {
+    /// Whether another attempt may succeed.
+    pub(super) fn may_pass(&self) -> bool {
+        match self {
+            Failure::Store(_) => self.trouble().is_some_and(Trouble::may_pass),
             Failure::Short => true,
             Failure::Changed | Failure::Ends(_) | Failure::TooLarge(_) | Failure::TimedOut => false,
-        };
-        if !may_pass || fruitless > self.retries {
-            return None;
         }
-        let longest = self.first_pause * 2_u32.pow(fruitless.saturating_sub(1).min(MAX_DOUBLINGS));
-        let pause = longest / 2 + (longest / 2).mul_f64(chance());
-        (Instant::now() + pause < self.until).then_some(pause)
     }
-}
 
-impl Failure {
     /// What went wrong on the way to the server, if that is it.
     pub(super) fn trouble(&self) -> Option<&Trouble> {
         match self {
@@ -233,13 +212,9 @@ pub(super) fn is_same(one: ObjectVersion, other: ObjectVersion) -> bool {
     one.bytes == other.bytes && (one.tag == other.tag || one.tag == 0 || other.tag == 0)
 }
 
-fn hash(bytes: &[u8]) -> u64 {
+/// The first part of a hash; never 0, which stands for a content that nobody knows.
+pub(super) fn hash(bytes: &[u8]) -> u64 {
     let hash = blake3::hash(bytes);
     let first = hash.as_bytes().first_chunk().expect("invariant: a hash has 32 bytes");
     u64::from_le_bytes(*first).max(1)
-}
-
-/// A number from 0 to 1 that differs between processes and calls: keys of hash tables are random.
-fn chance() -> f64 {
-    RandomState::new().build_hasher().finish() as f64 / u64::MAX as f64
 }

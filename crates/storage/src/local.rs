@@ -7,8 +7,8 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use super::regular;
 use super::{Object, ObjectVersion, Storage, StorageError, StorageErrorKind};
-use crate::folder::regular;
 
 /// Folders within folders, at most. Nobody keeps data deeper, and the stack is finite.
 const DEPTH: usize = 64;

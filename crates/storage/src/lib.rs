@@ -1,8 +1,8 @@
 //! Where bytes lie: files of this machine, or objects of a store.
 //!
-//! A [`Storage`] is a tree of named objects that are read by ranges. Formats (`format`) and records (`records`) read
-//! through it alone, so what can be read from a disk can be read from an object store, and a cache is a storage that
-//! asks another one.
+//! A [`Storage`] is a tree of named objects that are read by ranges. Formats and records of data sets
+//! (`farandole-data`) read through it alone, so what can be read from a disk can be read from an object store, and a
+//! cache is a storage that asks another one.
 //!
 //! **Invariant:** a read fills its whole buffer or fails with the object, the offset and the cause. Whoever implements
 //! a storage bounds how long a read takes.
@@ -12,10 +12,13 @@
 //!
 //! What is deliberately not here: writing. Data sets are written to local folders.
 
+#![forbid(unsafe_code)]
+
 pub mod cache;
 mod counters;
 mod local;
 mod open;
+pub mod regular;
 #[cfg(feature = "remote")]
 mod remote;
 

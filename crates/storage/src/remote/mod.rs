@@ -10,8 +10,10 @@
 //! | `place` | from a URL and variables to a store; credentials |
 //! | `connect` | addresses, proxies, TLS |
 //! | `client` | HTTP/1.1 on connections that are used again |
-//! | `fetch` | ranges in parts, attempts, one content only |
+//! | `fetch` | ranges in parts, one content only |
+//! | `driver`, `patience` | the thread, and how attempts are repeated |
 //! | `trouble`, `explain` | what went wrong, as a type and in words |
+//! | `nfs` | files of an NFS server, with a protocol and errors of its own |
 //!
 //! **Invariant:** every call ends within the deadline of the options. All reads of an object through one storage are of
 //! one content, the one that it first saw.
@@ -21,8 +23,11 @@
 mod client;
 mod connect;
 mod crypto;
+mod driver;
 mod explain;
 mod fetch;
+mod nfs;
+mod patience;
 mod place;
 mod profile;
 mod trouble;
@@ -32,7 +37,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
@@ -41,12 +45,15 @@ use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 
 use self::client::{Client, ClientParts, Redirects};
 use self::connect::Dialer;
-use self::fetch::{Failure, Fetch, Patience, Piece, is_same, version_of};
+use self::driver::Driver;
+use self::fetch::{Failure, Fetch, Piece, is_same, version_of};
+use self::patience::Patience;
 use self::place::{Kind, Secrets};
 use self::trouble::Trouble;
 use super::counters::{Count, StorageCounters, StorageCounts};
 use super::{Object, ObjectVersion, Storage, StorageError, StorageOptions};
 
+pub(super) use self::nfs::{Nfs, NfsPlace};
 pub(super) use self::place::Place;
 
 /// Requests end at the deadline by themselves; this much later the thread that drives them counts as dead.
@@ -101,11 +108,6 @@ impl Remote {
         self.identity.clone()
     }
 
-    fn patience(&self) -> Patience {
-        let until = Instant::now() + self.options.deadline;
-        Patience { retries: self.options.retries, first_pause: self.options.first_pause, until }
-    }
-
     fn error(&self, path: &str, offset: Option<u64>, failure: &Failure) -> StorageError {
         let (kind, cause) = explain::explain(failure, &self.place);
         StorageError { path: format!("{}/{path}", self.place.base), offset, kind, cause: self.secrets.hide(&cause) }
@@ -118,7 +120,7 @@ impl Remote {
         F: Future<Output = Result<T, object_store::Error>> + Send,
     {
         let (sender, receiver) = channel();
-        let (patience, store, counters) = (self.patience(), Arc::clone(&self.store), self.counters());
+        let (patience, store, counters) = (Patience::new(&self.options), Arc::clone(&self.store), self.counters());
         self.driver.spawn(async move {
             let limit = tokio::time::Instant::from_std(patience.until);
             let mut fruitless = 0;
@@ -129,7 +131,8 @@ impl Remote {
                     Err(_) => break Err(Failure::TimedOut),
                 };
                 fruitless += 1;
-                let Some(pause) = patience.pause(&failure, fruitless) else { break Err(failure) };
+                let pause = failure.may_pass().then(|| patience.pause(fruitless)).flatten();
+                let Some(pause) = pause else { break Err(failure) };
                 counters.count(Count::Retry);
                 tokio::time::sleep(pause).await;
             };
@@ -217,7 +220,7 @@ impl Remote {
             range,
             part_bytes: self.options.part_bytes.max(1) as u64,
             expected,
-            patience: self.patience(),
+            patience: Patience::new(&self.options),
             whole_bytes: self.options.whole_bytes,
             no_ranges: Arc::clone(&self.no_ranges),
             counters: self.counters(),
@@ -312,48 +315,6 @@ impl std::fmt::Debug for Remote {
     /// The place alone: everything below it may hold credentials.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Remote({})", self.place.base)
-    }
-}
-
-/// The thread that drives requests.
-struct Driver {
-    handle: tokio::runtime::Handle,
-    /// Dropped: the thread ends.
-    stop: Option<tokio::sync::oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Driver {
-    fn start() -> std::io::Result<Driver> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            // Only names of hosts are looked up on them.
-            .max_blocking_threads(4)
-            .thread_name("farandole-names")
-            .build()?;
-        let handle = runtime.handle().clone();
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let thread = std::thread::Builder::new().name("farandole-store".to_owned()).spawn(move || {
-            let _ = runtime.block_on(stopped);
-            // A name that is being looked up is not waited for.
-            runtime.shutdown_background();
-        })?;
-        Ok(Driver { handle, stop: Some(stop), thread: Some(thread) })
-    }
-
-    fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> tokio::task::JoinHandle<T> {
-        self.handle.spawn(task)
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // A panic there has failed the reads of its time already.
-            let _ = thread.join();
-        }
     }
 }
 

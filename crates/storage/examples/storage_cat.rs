@@ -6,7 +6,7 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use farandole_data::storage::{StorageOptions, open};
+use farandole_storage::{StorageOptions, open};
 
 /// What is asked for at once.
 const PIECE_BYTES: u64 = 16 << 20;

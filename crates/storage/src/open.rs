@@ -12,6 +12,8 @@ use std::time::Duration;
 use farandole_settings as settings;
 
 use super::cache::CacheOptions;
+#[cfg(feature = "remote")]
+use super::counters::StorageCounters;
 use super::{LocalFiles, Storage, StorageError, StorageErrorKind};
 
 /// How storages are read. The defaults suit a rank of a training job.
@@ -122,7 +124,8 @@ impl std::fmt::Debug for StorageVariables {
 ///
 /// A plain path or `file://`: files of this machine and of what is mounted. `s3://BUCKET/PATH`, `gs://BUCKET/PATH`,
 /// `az://CONTAINER/PATH`, `abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH`, `http://HOST/PATH`,
-/// `https://HOST/PATH`: remote objects, through a cache.
+/// `https://HOST/PATH`: remote objects, through a cache. `nfs://HOST/EXPORT/PATH`: files of an NFS server that need not
+/// be mounted, through a cache, too.
 ///
 /// # Errors
 /// If there is no such kind of storage, or credentials or settings for it are missing. Nothing is asked for yet: that a
@@ -171,18 +174,37 @@ fn open_remote(
     path: &str,
     options: &StorageOptions,
 ) -> Result<(Arc<dyn Storage>, String), StorageError> {
-    use super::cache::CachedStorage;
-    use super::remote::{Place, Remote};
+    use super::remote::{Nfs, NfsPlace, Place, Remote};
 
+    if scheme == "nfs" {
+        let place = NfsPlace::new(authority, path).map_err(|cause| cannot(url, &cause))?;
+        let path = place.path.clone();
+        let nfs = Arc::new(Nfs::new(place, options).map_err(|cause| cannot(url, &cause))?);
+        let (counters, identity) = (nfs.counters(), nfs.identity());
+        return Ok((with_cache(nfs, &identity, counters, options), path));
+    }
     let place = Place::new(scheme, authority, path).map_err(|cause| cannot(url, &cause))?;
     let path = place.path.clone();
     let remote = Arc::new(Remote::new(place, options).map_err(|cause| cannot(url, &cause))?);
     let counters = remote.counters();
     let identity = remote.identity();
-    if options.cache.is_off() {
-        return Ok((remote, path));
+    Ok((with_cache(remote, &identity, counters, options), path))
+}
+
+/// A storage through a cache, unless the options keep nothing.
+#[cfg(feature = "remote")]
+fn with_cache(
+    storage: Arc<dyn Storage>,
+    identity: &str,
+    counters: Arc<StorageCounters>,
+    options: &StorageOptions,
+) -> Arc<dyn Storage> {
+    use super::cache::CachedStorage;
+
+    match options.cache.is_off() {
+        true => storage,
+        false => Arc::new(CachedStorage::new(storage, identity, &options.cache, counters)),
     }
-    Ok((Arc::new(CachedStorage::new(remote, &identity, &options.cache, counters)), path))
 }
 
 #[cfg(not(feature = "remote"))]

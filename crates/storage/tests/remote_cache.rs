@@ -13,8 +13,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use farandole_data::storage::cache::ReadAhead;
-use farandole_data::storage::{Storage, StorageCounts, StorageOptions, open};
+use farandole_storage::cache::ReadAhead;
+use farandole_storage::{Storage, StorageCounts, StorageOptions, open};
 use farandole_testing::{Folder, finish, finish_child, wait_until};
 use harness::{Fault, Manner, Server, pattern};
 

@@ -55,7 +55,8 @@ impl Place {
             "http" | "https" => Kind::Web,
             _ => {
                 return Err(format!(
-                    "{scheme}:// is not known; there are s3://, gs://, az://, abfs://, http://, https:// and file://"
+                    "{scheme}:// is not known; there are s3://, gs://, az://, abfs://, nfs://, http://, https:// and \
+                     file://"
                 ));
             }
         };

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farandole_data::storage::{StorageOptions, StorageVariables};
+use farandole_storage::{StorageOptions, StorageVariables};
 
 /// What requests are signed with.
 pub(crate) const KEY_ID: &str = "AKIDTESTTESTTEST";

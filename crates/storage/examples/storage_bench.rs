@@ -10,7 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
 
-use farandole_data::storage::{Storage, StorageOptions, open};
+use farandole_storage::{Storage, StorageOptions, open};
 
 const PIECE_BYTES: usize = 4 << 20;
 

@@ -13,7 +13,9 @@ use std::path::Path;
 use rustix::fs::OFlags;
 
 /// An ordinary file, and how many bytes it has.
-pub(crate) fn open(path: &Path) -> io::Result<(File, u64)> {
+/// # Errors
+/// If there is none, it may not be read, or it is something else than an ordinary file.
+pub fn open(path: &Path) -> io::Result<(File, u64)> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
     let metadata = file.metadata()?;

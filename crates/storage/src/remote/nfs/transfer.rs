@@ -1,0 +1,185 @@
+//! Ranges of a file, in spite of errors that pass: [`Transfer`].
+//!
+//! A range is read in parts of what the server likes to send at once, some of them at the same time. When a connection
+//! ends within an answer, the bytes of it that had arrived are used, and the next attempt asks for those behind them,
+//! after a pause that doubles with each attempt that brought nothing.
+//!
+//! **Invariant:** the bytes that are handed out are those of one content of the file, each once, in their place. A file
+//! that has changed is an error, never a mixture.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+
+use bytes::Bytes;
+
+use super::super::patience::Patience;
+use super::failure::Failure;
+use super::protocol::{self, Attributes, FileKind, ReadBytes};
+use super::rpc;
+use super::server::Server;
+use crate::ObjectVersion;
+use crate::counters::{Count, StorageCounters};
+
+/// What of a read arrives.
+#[derive(Debug)]
+pub(super) enum Piece {
+    /// Bytes, and where in the buffer they belong.
+    Bytes(usize, Bytes),
+    /// A lane is done.
+    Done,
+    /// A range cannot be had.
+    Failed(Failure),
+}
+
+/// A read of a range in parts, some of them at once.
+pub(super) struct Transfer {
+    server: Arc<Server>,
+    path: String,
+    range: Range<u64>,
+    part_bytes: u64,
+    expected: ObjectVersion,
+    patience: Patience,
+    counters: Arc<StorageCounters>,
+    /// The next part that no lane has taken.
+    next: AtomicUsize,
+}
+
+impl Transfer {
+    pub(super) fn new(
+        server: Arc<Server>,
+        path: &str,
+        range: Range<u64>,
+        expected: ObjectVersion,
+        patience: Patience,
+        counters: Arc<StorageCounters>,
+    ) -> Transfer {
+        let part_bytes = server.read_bytes();
+        let next = AtomicUsize::new(0);
+        Transfer { server, path: path.to_owned(), range, part_bytes, expected, patience, counters, next }
+    }
+
+    pub(super) fn parts(&self) -> usize {
+        (self.range.end - self.range.start).div_ceil(self.part_bytes) as usize
+    }
+
+    /// Reads parts until none is left. Several lanes share the parts.
+    pub(super) async fn lane(self: Arc<Self>, pieces: Sender<Piece>) {
+        loop {
+            let part = self.next.fetch_add(1, Ordering::Relaxed) as u64;
+            let begin = self.range.start.saturating_add(part.saturating_mul(self.part_bytes));
+            if begin >= self.range.end {
+                let _ = pieces.send(Piece::Done);
+                return;
+            }
+            let end = self.range.end.min(begin + self.part_bytes);
+            if let Err(failure) = self.part(begin, end, &pieces).await {
+                // Whoever waits has another failure already if nobody listens.
+                let _ = pieces.send(Piece::Failed(failure));
+                return;
+            }
+        }
+    }
+
+    /// One part, with as many attempts as patience allows.
+    async fn part(&self, begin: u64, end: u64, pieces: &Sender<Piece>) -> Result<(), Failure> {
+        let mut at = begin;
+        let mut fruitless = 0;
+        // All calls share a connection: what breaks is the answer of one of them, and the others bring nothing without
+        // any fault of their own.
+        let mut of_all = self.counters.look().bytes_fetched;
+        while at < end {
+            let before = at;
+            let Err(failure) = self.attempt(&mut at, end, pieces).await else { continue };
+            if failure.is_stale() {
+                self.server.forget_handles();
+            }
+            let others = std::mem::replace(&mut of_all, self.counters.look().bytes_fetched);
+            let is_fruitful = at > before || failure.is_about_connection() && of_all > others;
+            fruitless = if is_fruitful { 0 } else { fruitless + 1 };
+            let pause = failure.may_pass().then(|| self.patience.pause(fruitless)).flatten();
+            let Some(pause) = pause else { return Err(failure) };
+            self.counters.count(Count::Retry);
+            log::debug!("{}, from byte {at} on, again in {pause:?}: {failure:?}", self.path);
+            tokio::time::sleep(pause).await;
+        }
+        Ok(())
+    }
+
+    /// Asks once for what is missing, and hands out what arrives.
+    async fn attempt(&self, at: &mut u64, end: u64, pieces: &Sender<Piece>) -> Result<(), Failure> {
+        let found = self.server.handle(&self.path).await?;
+        if let Some(attributes) = found.attributes {
+            self.check(&attributes)?;
+        }
+        let (got, failure) = match self.server.read(&found.handle, *at, end - *at).await {
+            Ok(got) => (got, None),
+            Err(Failure::Begun(failure, begun)) => match arrived(begun) {
+                Some(got) => (got, Some(*failure)),
+                None => return Err(*failure),
+            },
+            Err(failure) => return Err(failure),
+        };
+        match (&got.attributes, &failure) {
+            (Some(attributes), _) => self.check(attributes)?,
+            // Servers may leave them out; then they are asked for, after the bytes were read.
+            (None, None) => self.check(&self.server.attributes(&found.handle).await?)?,
+            (None, Some(failure)) => return Err(failure.clone()),
+        }
+        let mut bytes = got.bytes;
+        bytes.truncate(usize::try_from(end - *at).unwrap_or(usize::MAX));
+        let count = bytes.len() as u64;
+        if count > 0 {
+            self.counters.add(Count::BytesFetched, count);
+            if pieces.send(Piece::Bytes((*at - self.range.start) as usize, bytes)).is_err() {
+                return Err(Failure::TimedOut);
+            }
+            *at += count;
+        }
+        match failure {
+            Some(failure) => Err(failure),
+            None if got.at_end && *at < end => Err(Failure::Ends(*at)),
+            None if count == 0 => Err(Failure::Empty),
+            None => Ok(()),
+        }
+    }
+
+    fn check(&self, attributes: &Attributes) -> Result<(), Failure> {
+        let is_same = attributes.kind == FileKind::File && attributes.version() == self.expected;
+        if is_same { Ok(()) } else { Err(Failure::Changed) }
+    }
+}
+
+/// The bytes of a file in the beginning of an answer; none if it ends before them, or is a refusal.
+fn arrived(begun: Bytes) -> Option<ReadBytes> {
+    let results = rpc::results(begun).ok()?;
+    protocol::read_bytes(results).ok()?.ok().filter(|got| !got.bytes.is_empty())
+}
+
+/// Repeats an attempt until it succeeds or patience ends.
+pub(super) async fn insist<T, F>(
+    server: &Server,
+    patience: Patience,
+    counters: &StorageCounters,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
+    let mut fruitless = 0;
+    loop {
+        let failure = match attempt().await {
+            Ok(value) => return Ok(value),
+            Err(failure) => failure,
+        };
+        if failure.is_stale() {
+            server.forget_handles();
+        }
+        fruitless += 1;
+        let pause = failure.may_pass().then(|| patience.pause(fruitless)).flatten();
+        let Some(pause) = pause else { return Err(failure) };
+        counters.count(Count::Retry);
+        tokio::time::sleep(pause).await;
+    }
+}
