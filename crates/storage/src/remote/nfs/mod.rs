@@ -26,6 +26,8 @@ mod place;
 mod protocol;
 mod rpc;
 mod server;
+#[cfg(test)]
+mod tests;
 mod transfer;
 mod xdr;
 
@@ -101,7 +103,7 @@ impl Nfs {
         receiver.recv_timeout(self.options.deadline + GRACE).unwrap_or(Err(Failure::TimedOut))
     }
 
-    /// Asks the server for the content of a file. Where another one is known, the file has changed.
+    /// Asks the server for the content of a file, and keeps it.
     fn look(&self, path: &str) -> Result<ObjectVersion, StorageError> {
         let (server, patience, asked) = (Arc::clone(&self.server), Patience::new(&self.options), path.to_owned());
         let counters = self.counters();

@@ -12,6 +12,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::sync::Semaphore;
@@ -44,9 +45,17 @@ pub(super) struct Server {
     counters: Arc<StorageCounters>,
     permits: Semaphore,
     /// Whoever finds no connection makes one, and the others wait for it.
-    connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
+    line: tokio::sync::Mutex<Line>,
     /// Tasks of the one thread that drives requests add and look up.
     learned: Mutex<Learned>,
+}
+
+/// The connection that all calls of NFS share.
+#[derive(Default)]
+struct Line {
+    connection: Option<Arc<Connection>>,
+    /// When connecting failed last, and why.
+    failed: Option<(Instant, Failure)>,
 }
 
 #[derive(Default)]
@@ -77,7 +86,7 @@ impl Server {
             options: options.clone(),
             counters,
             permits: Semaphore::new(options.connections.max(1)),
-            connection: tokio::sync::Mutex::default(),
+            line: tokio::sync::Mutex::default(),
             learned: Mutex::default(),
         }
     }
@@ -220,6 +229,8 @@ impl Server {
                 Err(other) => return Err(other),
             }
         }
+        // The next one who asks sees what was exported meanwhile.
+        self.learned().exports = None;
         Err(Failure::NoExport { path: format!("/{path}"), exports })
     }
 
@@ -263,11 +274,22 @@ impl Server {
     }
 
     async fn connection(&self) -> Result<Arc<Connection>, Failure> {
-        let mut shared = self.connection.lock().await;
-        if let Some(connection) = shared.as_ref().filter(|connection| !connection.has_ended()) {
+        let asked = Instant::now();
+        let mut line = self.line.lock().await;
+        if let Some(connection) = line.connection.as_ref().filter(|connection| !connection.has_ended()) {
             return Ok(Arc::clone(connection));
         }
-        *shared = None;
+        // Whoever waited while another one tried in vain does not try, too: all of them would do so in turn.
+        if let Some((_, failure)) = line.failed.as_ref().filter(|(at, _)| *at >= asked) {
+            return Err(failure.clone());
+        }
+        let connected = self.connect().await.map(Arc::new);
+        line.connection = connected.as_ref().ok().cloned();
+        line.failed = connected.as_ref().err().map(|failure| (Instant::now(), failure.clone()));
+        connected
+    }
+
+    async fn connect(&self) -> Result<Connection, Failure> {
         let known = self.place.nfs_port.or(self.learned().nfs_port);
         let port = match known {
             Some(port) => port,
@@ -276,9 +298,7 @@ impl Server {
         let connection = self.dial(port).await;
         // A server that is started again may have another port.
         self.learned().nfs_port = connection.as_ref().ok().map(|_| port);
-        let connection = Arc::new(connection?);
-        *shared = Some(Arc::clone(&connection));
-        Ok(connection)
+        connection
     }
 
     /// A call of MOUNT, on a connection of its own: there are few.
