@@ -88,12 +88,12 @@ pub(crate) fn keep(path: &Path, about: &About, entries: &[Entry]) {
 
 fn encode(about: &About, entries: &[Entry]) -> Vec<u8> {
     let body = postcard::to_stdvec(&(about, entries)).expect("invariant: plain values are encoded into memory");
-    [MAGIC.as_slice(), &crc32c::crc32c(&body).to_le_bytes(), &body].concat()
+    [MAGIC.as_slice(), &crc_fast::crc32_iscsi(&body).to_le_bytes(), &body].concat()
 }
 
 fn decode(bytes: &[u8], about: &About) -> Option<Vec<Entry>> {
     let (checksum, body) = bytes.strip_prefix(MAGIC)?.split_first_chunk::<4>()?;
-    if crc32c::crc32c(body).to_le_bytes() != *checksum {
+    if crc_fast::crc32_iscsi(body).to_le_bytes() != *checksum {
         return None;
     }
     let (found, entries): (About, Vec<Entry>) = postcard::from_bytes(body).ok()?;
@@ -153,7 +153,7 @@ mod tests {
         fn garbage_is_no_index(bytes in proptest::collection::vec(any::<u8>(), 0..200), at in 0usize..500, byte: u8) {
             prop_assert_eq!(decode(&bytes, &about()), None);
             // With a good checksum the rest is decoded.
-            let checked = [MAGIC.as_slice(), &crc32c::crc32c(&bytes).to_le_bytes(), &bytes].concat();
+            let checked = [MAGIC.as_slice(), &crc_fast::crc32_iscsi(&bytes).to_le_bytes(), &bytes].concat();
             let _ = decode(&checked, &about());
             let mut damaged = encode(&about(), &entries());
             let at = at % damaged.len();
