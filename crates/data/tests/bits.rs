@@ -16,6 +16,7 @@ use std::sync::atomic::AtomicBool;
 
 use farandole_data::convert::{Conversion, ImageChange, TargetFormat, convert};
 use farandole_data::feed::{Content, Feed, FeedConfig, Images, Mixing, Pixels};
+use farandole_data::format::npy;
 use farandole_data::image;
 use farandole_data::records::{self, IndexPlace, Records, RecordsConfig};
 use farandole_data::sample::{Label, Labels};
@@ -69,15 +70,6 @@ fn write_images(folder: &Path) {
     }
 }
 
-/// An array as NumPy writes it.
-fn npy(kind: &str, shape: &str, data: &[u8]) -> Vec<u8> {
-    let mut header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}");
-    header.push_str(&" ".repeat(63 - (header.len() + 10) % 64));
-    header.push('\n');
-    let length = u16::try_from(header.len()).unwrap().to_le_bytes();
-    [b"\x93NUMPY\x01\x00".as_slice(), &length, header.as_bytes(), data].concat()
-}
-
 /// An archive whose members are not compressed.
 fn zip(members: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let (mut all, mut directory) = (Vec::new(), Vec::new());
@@ -99,16 +91,16 @@ fn zip(members: &[(&str, Vec<u8>)]) -> Vec<u8> {
 
 /// The pixels of all records, as arrays: a file of images beside one of labels, and both in an archive.
 fn write_arrays(records: &dyn Records, folder: &Path) {
-    let (mut pixels, mut labels, mut shape) = (Vec::new(), Vec::new(), String::new());
+    let (mut pixels, mut labels, mut shape) = (Vec::new(), Vec::new(), [0; 4]);
     for index in 0..records.len() {
         let mut encoded = Vec::new();
         let Label::Class(class) = records.read(index, &mut encoded).unwrap() else { panic!("images have a class") };
         let image = image::decode(&encoded, 3).unwrap();
-        shape = format!("{}, {}, {}, 3", records.len(), image.height, image.width);
+        shape = [records.len(), image.height, image.width, 3].map(|side| side as u64);
         pixels.extend(image.bytes);
         labels.extend(i64::from(class).to_le_bytes());
     }
-    let (images, labels) = (npy("|u1", &shape, &pixels), npy("<i8", &format!("{},", records.len()), &labels));
+    let (images, labels) = (npy::encode("|u1", &shape, &pixels), npy::encode("<i8", &shape[..1], &labels));
     std::fs::create_dir_all(folder.join("npy")).unwrap();
     std::fs::write(folder.join("npy/images.npy"), &images).unwrap();
     std::fs::write(folder.join("npy/labels.npy"), &labels).unwrap();

@@ -101,6 +101,29 @@ fn decode(bytes: &[u8], about: &About) -> Option<Vec<Entry>> {
     (found == *about && entries.iter().all(within)).then_some(entries)
 }
 
+/// The body of an index of a shard `a.tar` with 4096 bytes, for [`check_any_index`] to begin with.
+#[doc(hidden)]
+pub fn any_index() -> Vec<u8> {
+    let about = About { path: "a.tar".to_owned(), bytes: 4096, version: 0, sought: "images".to_owned() };
+    let marks = [Marks::Ints(vec![3]), Marks::Names(vec!["cat".to_owned()]), Marks::Floats(vec![0.5]), Marks::Nothing];
+    let entry = |(offset, marks)| Entry { offset, bytes: 512, key: Some("key".to_owned()), marks };
+    let entries: Vec<Entry> = (0..).step_by(512).zip(marks).map(entry).collect();
+    encode(&about, &entries).split_off(MAGIC.len() + 4)
+}
+
+/// What must hold for any bytes that are taken for an index, and for the same with a right beginning and checksum. The
+/// fuzzer calls it, and a test with the fuzzer's seeds.
+#[doc(hidden)]
+pub fn check_any_index(bytes: &[u8], shard: &StoredFile) {
+    let Some(about) = About::of(shard, "images") else { return };
+    let checked = [MAGIC.as_slice(), &crc_fast::crc32_iscsi(bytes).to_le_bytes(), bytes].concat();
+    for bytes in [bytes, &checked] {
+        for entry in decode(bytes, &about).into_iter().flatten() {
+            assert!(entry.offset + entry.bytes <= shard.bytes(), "an entry lies within its shard");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use farandole_testing::Folder;

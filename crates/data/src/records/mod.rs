@@ -29,6 +29,8 @@ mod tfrecord;
 pub use as_data_set::{RecordsDataSet, open_data_set};
 pub use config::{IndexPlace, LabelKind, RecordsConfig, ScanProgress};
 pub(crate) use find::shown;
+#[doc(hidden)]
+pub use index::{any_index, check_any_index};
 pub use local::{is_sharded, local};
 
 use std::sync::Arc;
