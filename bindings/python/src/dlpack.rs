@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use farandole::{Dtype, Region};
 use farandole_data::feed::BatchMemory;
+use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -123,12 +124,24 @@ struct Keep {
     _giver: Arc<dyn Giver>,
 }
 
-/// A capsule with somebody's memory.
-pub(crate) fn capsule<'py>(
-    py: Python<'py>,
-    giver: Arc<dyn Giver>,
-    max_version: Option<(u32, u32)>,
-) -> PyResult<Bound<'py, PyCapsule>> {
+/// What a framework asks for when it takes memory, besides a stream: all memory here is the host's, so there is none to
+/// wait for.
+#[derive(Clone, Copy)]
+pub(crate) struct Wish {
+    pub(crate) max_version: Option<(u32, u32)>,
+    pub(crate) dl_device: Option<(i32, i32)>,
+    pub(crate) copy: Option<bool>,
+}
+
+/// A capsule with somebody's memory, for each who asks: the memory lives until the last of them has released it.
+pub(crate) fn capsule<'py>(py: Python<'py>, giver: Arc<dyn Giver>, wish: Wish) -> PyResult<Bound<'py, PyCapsule>> {
+    let Wish { max_version, dl_device, copy } = wish;
+    if dl_device.is_some_and(|device| device != HOST) {
+        return Err(PyValueError::new_err("this lies in host memory and goes nowhere else"));
+    }
+    if copy == Some(true) {
+        return Err(PyValueError::new_err("this is given away, not copied; copy what you get"));
+    }
     let (dl_tensor, manager_ctx) = describe(giver);
     if max_version.is_some_and(|(major, _)| major >= 1) {
         let deleter = Some(delete_versioned as unsafe extern "C" fn(_));

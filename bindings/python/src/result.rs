@@ -11,7 +11,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
-use crate::dlpack::{self, Giver, Memory};
+use crate::dlpack::{self, Giver, Memory, Wish};
 
 /// What is left of an outcome when everything that was lent has been given back.
 pub(crate) struct Payload {
@@ -96,18 +96,12 @@ impl Result {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        // The memory is the host's, so there is no stream to wait for.
         let _ = stream;
-        if dl_device.is_some_and(|device| device != dlpack::HOST) {
-            return Err(PyValueError::new_err("the result lies in host memory and goes nowhere else"));
-        }
-        if copy == Some(true) {
-            return Err(PyValueError::new_err("the result is given away, not copied; copy what you get"));
-        }
         if self.0.memory.is_none() {
             return Err(PyValueError::new_err("the result of this request lies in the tensor that came with it"));
         }
-        dlpack::capsule(py, Arc::clone(&self.0) as Arc<dyn Giver>, max_version)
+        let wish = Wish { max_version, dl_device, copy };
+        dlpack::capsule(py, Arc::clone(&self.0) as Arc<dyn Giver>, wish)
     }
 
     /// Host memory, always.

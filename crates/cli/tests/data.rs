@@ -116,3 +116,49 @@ fn a_bench_says_where_time_goes_and_how_many_workers_are_needed() {
     assert!(rows.iter().all(|row| row["samples_per_s"].as_f64().unwrap() > 0.0), "{rows:?}");
     assert!(rows[1]["decode_us"].as_f64().unwrap() > 0.0 && rows[0]["decode_us"].as_f64().unwrap() == 0.0);
 }
+
+#[test]
+fn a_disk_that_is_full_is_named_leaves_no_half_shard_and_the_conversion_goes_on_later() {
+    let place = photos();
+    let farandole = env!("CARGO_BIN_EXE_farandole");
+    for (to, ending) in [("tar", "tar"), ("tfrecord", "tfrecord"), ("parquet", "parquet")] {
+        // No file may grow beyond 1 KB, and a write that would is an error and no signal: as on a full disk.
+        let line = format!("trap '' XFSZ; ulimit -f 1; exec {farandole} data convert photos {to} --to {to} --shards 2");
+        let output = farandole_testing::finish(Command::new("bash").args(["-c", &line]).current_dir(&place), DEADLINE);
+        let words = said(&output);
+        assert!(!output.status.success() && words.contains("cannot be written"), "{words}");
+        assert!(words.contains(&format!("of-00002.{ending}")), "the shard is named: {words}");
+        let left = std::fs::read_dir(place.join(to)).unwrap().map(|entry| entry.unwrap().file_name());
+        let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains("shard")).collect();
+        assert_eq!(left, [""; 0], "nothing is left under a shard's name, nor of what was begun");
+        let again = well(&["convert", "photos", to, "--to", to, "--shards", "2"], &place);
+        assert!(again.contains("9 records") && again.contains("in 2 files"), "{again}");
+    }
+}
+
+#[test]
+fn a_table_is_read_with_its_labels_and_parts_are_named() {
+    let place = photos();
+    std::fs::write(place.join("photos/labels.csv"), "file,labels\ncat/0.jpg,a;b\ndog/1.jpg,b\n").unwrap();
+    let done = well(&["convert", "photos", "tars", "--to", "tar", "--shards", "1"], &place);
+    assert!(done.contains("2 records"), "{done}");
+    let shard =
+        String::from_utf8_lossy(&std::fs::read(place.join("tars/shard-00000-of-00001.tar")).unwrap()).into_owned();
+    assert!(shard.contains("[0,1]") || shard.contains("[0, 1]"), "both labels are kept");
+    std::fs::write(place.join("photos/labels.csv"), "file,class,split\ncat/0.jpg,a,train\ndog/1.jpg,b,test\n").unwrap();
+    let unsaid = refused(&["convert", "photos", "all", "--to", "tar", "--shards", "1"], &place);
+    assert!(unsaid.contains("say which part is meant"), "{unsaid}");
+    let train = ["convert", "photos", "train", "--to", "tar", "--shards", "1", "--split", "train"];
+    assert!(well(&train, &place).contains("1 records"));
+}
+
+#[test]
+fn patches_of_satellites_are_no_images_and_that_is_said() {
+    let place = Folder::new();
+    std::fs::create_dir_all(place.join("tiles/patch")).unwrap();
+    std::fs::write(place.join("tiles/patch/patch_labels_metadata.json"), r#"{"labels": ["a"]}"#).unwrap();
+    for words in [&["bench", "tiles"][..], &["convert", "tiles", "out", "--to", "tar"]] {
+        let why = refused(words, &place);
+        assert!(why.contains("patches of satellites") && why.contains("farandole train"), "{why}");
+    }
+}

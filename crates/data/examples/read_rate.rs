@@ -1,8 +1,10 @@
 //! Measures how fast each format is read from the first record to the last, against reading the same file plainly.
 //!
-//! Files are in the page cache, so what is compared is the work of reading, and not a disk. Plain reading and a format
-//! take turns; the median of the ratios of neighbours is printed. The numbers of the last column are of [`records`]:
-//! each record by its number, in order.
+//! Files are in the page cache, so what is compared is the work of reading, and not a disk. Seconds are those of the
+//! processor that this thread took, in the kernel and outside of it: other programs on the machine do not count. Plain
+//! reading and a format take turns; the median of the ratios of neighbours is printed. The numbers of the last column
+//! are of [`records`]: each record by its number, in order. Before the table, the two crates that compute CRC32C are
+//! compared.
 //!
 //! ```console
 //! $ cargo run --release -p farandole-data --example read_rate -- [megabytes] [bytes of a record]
@@ -15,7 +17,6 @@ use std::hint::black_box;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use farandole_data::format::parquet::ParquetFile;
 use farandole_data::format::tar::TarReader;
@@ -43,6 +44,7 @@ fn main() -> Outcome<()> {
 
 fn measure(folder: &Path, megabytes: usize, record_bytes: usize) -> Outcome<()> {
     println!("{megabytes} MB in records of {record_bytes} bytes, warm; medians of {ROUNDS} rounds");
+    compare_checksums(record_bytes)?;
     println!("format     plain GB/s   one after another GB/s (of plain)   by number GB/s (of plain)");
     let shards: [(&str, Box<dyn ShardWriter>); 3] = [
         ("tfrecord", Box::new(TfRecordShard::create(&folder.join("a.tfrecord"), &[])?)),
@@ -92,9 +94,33 @@ fn measure(folder: &Path, megabytes: usize, record_bytes: usize) -> Outcome<()> 
 
 /// Gigabytes in a second.
 fn rate(bytes: u64, read: impl FnOnce() -> Outcome<u64>) -> Outcome<f64> {
-    let began = Instant::now();
+    let began = processor_seconds();
     black_box(read()?);
-    Ok(bytes as f64 / began.elapsed().as_secs_f64() / 1e9)
+    Ok(bytes as f64 / (processor_seconds() - began) / 1e9)
+}
+
+/// Seconds of the processor that this thread has taken so far.
+fn processor_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// How fast CRC32C is computed: by the crate `crc32c` with the instruction of SSE 4.2, and by `crc-fast` with
+/// carry-less multiplication, on as many bytes at a time as the processor has registers for.
+fn compare_checksums(record_bytes: usize) -> Outcome<()> {
+    let data: Vec<u8> = (0..record_bytes).map(|at| (at * 31 + at / 7) as u8).collect();
+    let times = (1 << 26) / record_bytes.max(1);
+    let of = |checksum: &dyn Fn(&[u8]) -> u32| {
+        let once = || {
+            rate((times * record_bytes) as u64, || {
+                Ok((0..times).map(|_| checksum(black_box(&data))).fold(0, |all, one| all ^ u64::from(one)))
+            })
+        };
+        (0..ROUNDS).map(|_| once()).collect::<Outcome<Vec<f64>>>().map(median)
+    };
+    let (plain, fast) = (of(&crc32c::crc32c)?, of(&crc_fast::crc32_iscsi)?);
+    println!("CRC32C: crc32c {plain:.1} GB/s, crc-fast {fast:.1} GB/s");
+    Ok(())
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -1,4 +1,4 @@
-//! Data sets by name: those that are generated, folders, and shards.
+//! Data sets by name: those that are generated, folders, shards, and patches of satellites.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::job::TrainJob;
 use crate::model::Architecture;
 use farandole_data::folder::{self, FolderConfig, MAX_LABELS, Meaning};
+use farandole_data::format::tiff::{self, Patches, PatchesConfig};
 use farandole_data::generated::{self, Sizes};
 use farandole_data::records::{self, RecordsConfig};
 use farandole_data::sample::ImageShape;
@@ -81,6 +82,9 @@ fn stored(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<
             "--data {name}: {what}, and no generated data set has this name; there are {names}"
         )));
     }
+    if !is_sharded && tiff::holds_patches(path) {
+        return patches(name, job, architecture);
+    }
     let pairs = architecture == Architecture::Edsr;
     let side = job.data.image_size.unwrap_or(if pairs { PAIR_SIDE } else { architecture.default_image_size() });
     let mut config = FolderConfig::new(ImageShape { bands: 3, height: side, width: side });
@@ -99,6 +103,28 @@ fn stored(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<
         folder::open(path, &config).map(|data| Arc::new(data) as Arc<dyn DataSet>)
     };
     opened.map_err(|error| Error::Data(format!("--data {name}: {error}")))
+}
+
+/// Patches of satellites, as BigEarthNet has them. Nothing else has so many bands, so they are no records.
+fn patches(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
+    let fail = |cause: String| Error::Data(format!("--data {name}: {cause}"));
+    if architecture == Architecture::Edsr {
+        return Err(fail("patches of satellites have labels; EDSR learns to enlarge images of 3 bands".to_owned()));
+    }
+    let config = PatchesConfig {
+        side: job.data.image_size.unwrap_or(tiff::SIDE),
+        seed: job.seed,
+        train: job.data.samples,
+        test: job.data.test_samples,
+        ..PatchesConfig::default()
+    };
+    let (storage, within) = records::local(name);
+    let data = Patches::open(storage, &within, &config).map_err(|error| fail(error.to_string()))?;
+    let labels = data.class_names().len();
+    if let Some(classes) = job.data.classes.filter(|classes| *classes != labels) {
+        return Err(fail(format!("--classes {classes}: the patches have {labels} labels")));
+    }
+    Ok(Arc::new(data))
 }
 
 /// How samples are changed: as the job says, or as is usual for what is learned.
@@ -163,6 +189,30 @@ mod tests {
         }
         let error = open(&job(&folder.file("b-{0..1}.tar")), Architecture::LeNet).err().unwrap().to_string();
         assert!(error.contains("b-0.tar: there is no such file"), "{error}");
+    }
+
+    #[test]
+    fn patches_of_satellites_are_opened_by_their_folder() {
+        const BAND: &[u8] = include_bytes!("../../data/tests/foreign/band-deflate.tif");
+        let folder = farandole_testing::Folder::new();
+        for patch in ["p0", "p1", "p2", "p3", "p4"] {
+            std::fs::create_dir_all(folder.join(patch)).unwrap();
+            for band in tiff::BANDS {
+                std::fs::write(folder.join(format!("{patch}/{patch}_{band}.tif")), BAND).unwrap();
+            }
+            let labels = r#"{"labels": ["Pastures", "Vineyards"]}"#;
+            std::fs::write(folder.join(format!("{patch}/{patch}_labels_metadata.json")), labels).unwrap();
+        }
+        let mut wanted = job(&folder.file(""));
+        wanted.data.image_size = Some(24);
+        let data = open(&wanted, Architecture::ResNet20).unwrap();
+        assert_eq!((data.len(Split::Train), data.len(Split::Test), data.class_names().len()), (4, 1, 2));
+        assert_eq!(data.sample(Split::Train, 3).unwrap().image.len(), 12 * 24 * 24);
+        wanted.data.classes = Some(3);
+        let error = open(&wanted, Architecture::ResNet20).err().unwrap().to_string();
+        assert!(error.contains("--classes 3") && error.contains("2 labels"), "{error}");
+        let error = open(&job(&folder.file("")), Architecture::Edsr).err().unwrap().to_string();
+        assert!(error.contains("EDSR"), "{error}");
     }
 
     #[test]

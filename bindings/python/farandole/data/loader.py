@@ -59,6 +59,7 @@ class Loader:
     - `mixup`, `cutmix`: parameters of the Beta distribution; labels of classes become shares, `[batch, classes]`.
     - `image_field`, `label_field`, `label_kind`, `class_names`, `num_classes`: which fields of a record are meant, and
       what labels mean ("found", "class", "multi-label", "multi-hot", "value", "none").
+    - `split`: "train" or "test" of a source that is divided: by folders, names of shards, or a table's column `split`.
     - `index`: the folder where indexes of shards are kept; beside them if nothing is said; "" for nowhere.
     - `decode`: False gives the bytes of records as they are, as a list.
     - `map`: a function in Python of a sample (image as array, or bytes) and its label. It runs in the iterating
@@ -97,6 +98,7 @@ class Loader:
         label_kind: str = "found",
         class_names: Sequence[str] = (),
         num_classes: int | None = None,
+        split: str | None = None,
         index: str | os.PathLike[str] | None = None,
         decode: bool = True,
         map: Callable[[Any, Any], Any] | None = None,
@@ -123,7 +125,7 @@ class Loader:
             self._collate = frameworks.collate(self.framework)
         self.dataset = _native.DataRecords.open(
             os.fspath(source), image=image_field, label=label_field, kind=label_kind, class_names=list(class_names),
-            classes=num_classes, index=None if index is None else os.fspath(index),
+            classes=num_classes, split=split, index=None if index is None else os.fspath(index),
         )
         self._feed = _native.DataFeed(
             self.dataset,

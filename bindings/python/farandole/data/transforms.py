@@ -142,16 +142,20 @@ class RandomVerticalFlip(Transform):
 
 
 class RandomRotation(Transform):
-    """Turns by up to `degrees` to either side; corners become black."""
+    """Turns by up to `degrees` to either side; corners become black. `interpolation` is "nearest" or "bilinear", or
+    torchvision's `InterpolationMode` of that name."""
 
-    def __init__(self, degrees: float | Range) -> None:
+    def __init__(self, degrees: float | Range, interpolation: Any = "nearest") -> None:
+        interpolation = str(getattr(interpolation, "value", interpolation))
+        if interpolation not in ("nearest", "bilinear"):
+            raise ValueError(f'interpolation is "nearest" or "bilinear", not {interpolation!r}')
         if isinstance(degrees, (int, float)):
             most = float(degrees)
         else:
             low, most = _range(degrees)
             if low != -most:
                 raise ValueError("images are turned by up to as much to one side as to the other: (-a, a)")
-        super().__init__(degrees=most)
+        super().__init__(degrees=most, interpolation=interpolation)
 
 
 class ColorJitter(Transform):

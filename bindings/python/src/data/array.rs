@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use farandole::Dtype;
 use farandole_data::feed::BatchMemory;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
-use crate::dlpack::{self, Giver, Memory};
+use crate::dlpack::{self, Giver, Memory, Wish};
 
 struct Array {
     memory: Memory,
@@ -61,12 +60,9 @@ impl DataArray {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        // The memory is the host's, so there is no stream to wait for.
         let _ = stream;
-        if dl_device.is_some_and(|device| device != dlpack::HOST) || copy == Some(true) {
-            return Err(PyValueError::new_err("a batch lies in host memory and is given away; copy what you get"));
-        }
-        dlpack::capsule(py, Arc::clone(&self.0) as Arc<dyn Giver>, max_version)
+        let wish = Wish { max_version, dl_device, copy };
+        dlpack::capsule(py, Arc::clone(&self.0) as Arc<dyn Giver>, wish)
     }
 
     /// Host memory, always.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use farandole_data::records::{self, IndexPlace, LabelKind, Records, RecordsConfig};
-use farandole_data::sample::{Label, Task};
+use farandole_data::sample::{Label, Split, Task};
 use farandole_data::storage::{self, StorageOptions};
 use pyo3::exceptions::{PyIndexError, PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -38,7 +38,7 @@ impl DataRecords {
     /// interpreter's lock.
     #[staticmethod]
     #[pyo3(signature = (source, *, image=None, label=None, kind="found", class_names=Vec::new(), classes=None,
-                        index=None, threads=0))]
+                        split=None, index=None, threads=0))]
     #[expect(clippy::too_many_arguments, reason = "all but the first are keywords")]
     fn open(
         py: Python<'_>,
@@ -48,16 +48,23 @@ impl DataRecords {
         kind: &str,
         class_names: Vec<String>,
         classes: Option<usize>,
+        split: Option<&str>,
         index: Option<PathBuf>,
         threads: usize,
     ) -> PyResult<DataRecords> {
         let kind = label_kind(kind)?;
+        let split = match split {
+            None => None,
+            Some("train") => Some(Split::Train),
+            Some("test") => Some(Split::Test),
+            Some(other) => return Err(PyValueError::new_err(format!("split {other:?}: \"train\" or \"test\""))),
+        };
         let index = match index {
             None => IndexPlace::Beside,
             Some(folder) if folder.as_os_str().is_empty() => IndexPlace::Nowhere,
             Some(folder) => IndexPlace::Folder(folder),
         };
-        let config = RecordsConfig { image, label, kind, class_names, classes, index, threads, progress: None };
+        let config = RecordsConfig { image, label, kind, class_names, classes, split, index, threads, progress: None };
         let options = StorageOptions::from_environment().map_err(|wrong| PyValueError::new_err(wrong.to_string()))?;
         let opened = py.detach(|| {
             let (storage, path) = storage::open(source, &options).map_err(|error| error.to_string())?;

@@ -1,6 +1,6 @@
 //! Transforms, as Python says them: a name of torchvision's and its arguments by name.
 
-use farandole_data::transform::{Fill, ResizeTo, Step};
+use farandole_data::transform::{Fill, Interpolation, ResizeTo, Step};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -27,7 +27,13 @@ pub(super) fn step(name: &str, arguments: &Bound<'_, PyDict>) -> PyResult<Step> 
         }
         "RandomHorizontalFlip" => Step::RandomHorizontalFlip { p: given.get("p")? },
         "RandomVerticalFlip" => Step::RandomVerticalFlip { p: given.get("p")? },
-        "RandomRotation" => Step::RandomRotation { degrees: given.get("degrees")? },
+        "RandomRotation" => {
+            let interpolation = match given.get::<String>("interpolation")?.as_str() {
+                "bilinear" => Interpolation::Bilinear,
+                _ => Interpolation::Nearest,
+            };
+            Step::RandomRotation { degrees: given.get("degrees")?, interpolation }
+        }
         "ColorJitter" => Step::ColorJitter {
             brightness: given.get("brightness")?,
             contrast: given.get("contrast")?,

@@ -83,8 +83,15 @@ def test_parts_are_erased_and_images_are_turned(folder):
     turned = make(folder, exact, T.RandomRotation(45))
     assert not numpy.array_equal(turned, PICTURES)
     assert numpy.array_equal(make(folder, exact, T.RandomRotation(0)), PICTURES)
+    smooth = make(folder, exact, T.RandomRotation(45, interpolation="bilinear"))
+    assert not numpy.array_equal(smooth, turned)
+    # By the same angles: most pixels are near those of the other way.
+    assert numpy.median(numpy.abs(smooth.astype(int) - turned.astype(int))) <= 8
+    assert numpy.array_equal(make(folder, exact, T.RandomRotation(0, "bilinear")), PICTURES)
     with pytest.raises(ValueError, match=r"\(-a, a\)"):
         T.RandomRotation((10, 20))
+    with pytest.raises(ValueError, match="interpolation"):
+        T.RandomRotation(10, "bicubic")
 
 
 def test_transforms_say_what_they_are():

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, Subcommand};
 use farandole_data::records::{self, Records, RecordsConfig, ScanProgress};
+use farandole_data::sample::Split;
 use farandole_data::storage::{self, Storage, StorageOptions};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{Advice, fadvise};
@@ -50,6 +51,26 @@ struct SourceArgs {
     /// The field or column with the label [default: found by its usual names]
     #[arg(long, value_name = "NAME")]
     label_field: Option<String>,
+
+    /// The part of a data set that is divided into several: train or test [default: the data set must not be divided]
+    #[arg(long, value_name = "PART")]
+    split: Option<SplitArg>,
+}
+
+/// A part of a data set.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum SplitArg {
+    Train,
+    Test,
+}
+
+impl From<SplitArg> for Split {
+    fn from(arg: SplitArg) -> Split {
+        match arg {
+            SplitArg::Train => Split::Train,
+            SplitArg::Test => Split::Test,
+        }
+    }
 }
 
 impl SourceArgs {
@@ -67,6 +88,7 @@ impl SourceArgs {
         let config = RecordsConfig {
             image: self.image_field.clone(),
             label: self.label_field.clone(),
+            split: self.split.map(Split::from),
             progress: Some(Arc::new(told)),
             ..RecordsConfig::default()
         };

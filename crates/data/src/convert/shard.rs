@@ -56,7 +56,7 @@ impl Work<'_> {
                         done.sums.read_bytes += encoded.len() as u64;
                         done.sums.written_bytes += image.len() as u64;
                     });
-                    written.push(Written { checksum: crc32c::crc32c(image), label });
+                    written.push(Written { checksum: crc_fast::crc32_iscsi(image), label });
                 }
                 Err(error) if self.conversion.leave_out_broken => self.note(|done| {
                     done.progress.records += 1;
@@ -127,7 +127,7 @@ impl Work<'_> {
         let mut encoded = Vec::new();
         for (index, one) in written.iter().enumerate() {
             let label = back.read(index, &mut encoded).map_err(|error| DataError(error.to_string()))?;
-            if crc32c::crc32c(&encoded) != one.checksum || label != one.label {
+            if crc_fast::crc32_iscsi(&encoded) != one.checksum || label != one.label {
                 return Err(wrong(back.name(index)));
             }
         }
@@ -151,7 +151,7 @@ impl Work<'_> {
         let mut encoded = Vec::new();
         for index in 0..back.len() {
             let label = back.read(index, &mut encoded).map_err(|error| error.to_string())?;
-            let key = (crc32c::crc32c(&encoded), named(back.class_names(), &label));
+            let key = (crc_fast::crc32_iscsi(&encoded), named(back.class_names(), &label));
             let count = counts.get_mut(&key).filter(|count| **count > 0);
             *count.ok_or_else(|| back.name(index))? -= 1;
         }

@@ -18,7 +18,7 @@
 pub(crate) mod decode;
 pub(crate) mod draw;
 mod scan;
-mod table;
+pub(crate) mod table;
 
 use std::path::{Path, PathBuf};
 
@@ -81,7 +81,7 @@ pub enum Meaning {
 }
 
 /// The table that is used without being asked for.
-const TABLE: &str = "labels.csv";
+pub(crate) const TABLE: &str = "labels.csv";
 
 /// What is known about a file.
 #[derive(Clone, Debug, PartialEq)]

@@ -30,12 +30,57 @@ use crate::storage::regular;
 /// Classes or labels, at most: a larger number is a slip, and would become a network of that size.
 pub const MAX_LABELS: usize = 100_000;
 
+/// The lines of a table, and what its second column is called.
+pub(crate) struct Table {
+    pub(crate) column: String,
+    pub(crate) rows: Vec<Row>,
+}
+
 /// One line that has been read.
-struct Row {
-    line: usize,
-    file: String,
-    said: String,
-    split: Option<Split>,
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) line: usize,
+    pub(crate) file: String,
+    pub(crate) said: String,
+    pub(crate) split: Option<Split>,
+}
+
+/// What a table says about a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// One class.
+    Class,
+    /// Any of several labels.
+    Labels,
+    /// A number.
+    Value,
+}
+
+impl Table {
+    /// What the second column holds.
+    pub(crate) fn said(&self) -> Said {
+        match self.column.to_ascii_lowercase().as_str() {
+            "class" | "label" => Said::Class,
+            "labels" => Said::Labels,
+            _ => Said::Value,
+        }
+    }
+}
+
+impl Row {
+    /// The names or numbers that a line has for a file, in its order.
+    pub(crate) fn words(&self, said: Said) -> Vec<&str> {
+        let words: Vec<&str> = match said {
+            Said::Labels => self.said.split(';').collect(),
+            Said::Class | Said::Value => vec![&self.said],
+        };
+        words.into_iter().map(str::trim).filter(|word| !word.is_empty()).collect()
+    }
+}
+
+/// Whether a word looks like the number of a class.
+pub(crate) fn is_number(word: &str) -> bool {
+    word.strip_prefix('-').unwrap_or(word).bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Reads a table for files of a folder.
@@ -44,23 +89,29 @@ pub(super) fn open(root: &Path, path: &Path, config: &FolderConfig) -> Result<Fo
     let mut bytes = Vec::new();
     let read = regular::open(path).and_then(|(mut file, _)| file.read_to_end(&mut bytes));
     read.map_err(|error| DataError(format!("the table {show} cannot be read: {error}")))?;
-    let text = String::from_utf8(bytes).map_err(|error| {
-        let line =
-            error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|byte| **byte == b'\n').count() + 1;
-        DataError(format!("{show}, line {line}: the table is not written in UTF-8"))
-    })?;
-    parse(&text, config)
-        .map(|parsed| parsed.found(root, config))
-        .map_err(|Mistake { line, what }| DataError(format!("{show}, line {line}: {what}")))
+    let understood = read_rows(bytes).and_then(|table| match table.said() {
+        Said::Value => numbers(table.rows, &table.column),
+        said => labelled(table.rows, config, said),
+    });
+    understood.map(|parsed| parsed.found(root, config)).map_err(|mistake| mistake.in_table(&show.to_string()))
 }
 
+/// What is wrong with a table, and where.
 #[derive(Debug)]
-struct Mistake {
+pub(crate) struct Mistake {
     line: usize,
     what: String,
 }
 
-fn mistake<T>(line: usize, what: impl Into<String>) -> Result<T, Mistake> {
+impl Mistake {
+    /// As an error about a table of this name.
+    pub(crate) fn in_table(self, name: &str) -> DataError {
+        DataError(format!("{name}, line {}: {}", self.line, self.what))
+    }
+}
+
+/// A mistake in a line.
+pub(crate) fn mistake<T>(line: usize, what: impl Into<String>) -> Result<T, Mistake> {
     Err(Mistake { line, what: what.into() })
 }
 
@@ -90,8 +141,14 @@ impl Parsed {
     }
 }
 
-fn parse(text: &str, config: &FolderConfig) -> Result<Parsed, Mistake> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+/// Reads the lines of a table. What they say is not looked at.
+pub(crate) fn read_rows(bytes: Vec<u8>) -> Result<Table, Mistake> {
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        Mistake { line, what: "the table is not written in UTF-8".to_owned() }
+    })?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let mut lines =
         text.lines().enumerate().map(|(index, line)| (index + 1, line)).filter(|(_, line)| !line.trim().is_empty());
     let format =
@@ -99,7 +156,7 @@ fn parse(text: &str, config: &FolderConfig) -> Result<Parsed, Mistake> {
     let Some((line, header)) = lines.next() else {
         return mistake(1, format!("the table is empty; it begins with {format}"));
     };
-    let columns = fields(line, header)?;
+    let mut columns = fields(line, header)?;
     let divided = columns.len() == 3 && columns[2].eq_ignore_ascii_case("split");
     if !columns[0].eq_ignore_ascii_case("file") || !(columns.len() == 2 || divided) || columns[1].is_empty() {
         return mistake(line, format!("`{header}` is no header; the table begins with {format}"));
@@ -111,11 +168,7 @@ fn parse(text: &str, config: &FolderConfig) -> Result<Parsed, Mistake> {
     if rows.is_empty() {
         return mistake(line, "the table has a header and nothing else");
     }
-    match columns[1].to_ascii_lowercase().as_str() {
-        "class" | "label" => labelled(rows, config, Kind::One),
-        "labels" => labelled(rows, config, Kind::Any),
-        _ => numbers(rows, &columns[1]),
-    }
+    Ok(Table { column: columns.swap_remove(1), rows })
 }
 
 fn row(line: usize, mut fields: Vec<String>, columns: usize) -> Result<Row, Mistake> {
@@ -187,23 +240,9 @@ fn fields(line: usize, text: &str) -> Result<Vec<String>, Mistake> {
     }
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    One,
-    Any,
-}
-
-fn labelled(rows: Vec<Row>, config: &FolderConfig, kind: Kind) -> Result<Parsed, Mistake> {
-    let words = |said: &str| -> Vec<String> {
-        let words = match kind {
-            Kind::One => vec![said],
-            Kind::Any => said.split(';').collect(),
-        };
-        words.into_iter().map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect()
-    };
-    let all: BTreeSet<String> = rows.iter().flat_map(|row| words(&row.said)).collect();
-    let is_number = |word: &String| word.strip_prefix('-').unwrap_or(word).bytes().all(|byte| byte.is_ascii_digit());
-    let numbered = all.iter().all(is_number);
+fn labelled(rows: Vec<Row>, config: &FolderConfig, kind: Said) -> Result<Parsed, Mistake> {
+    let all: BTreeSet<String> = rows.iter().flat_map(|row| row.words(kind)).map(str::to_owned).collect();
+    let numbered = all.iter().all(|word| is_number(word));
     let mut names: Vec<String> = if numbered { Vec::new() } else { all.into_iter().collect() };
     let limit = config.classes.unwrap_or(MAX_LABELS);
     if names.len() > limit {
@@ -211,10 +250,12 @@ fn labelled(rows: Vec<Row>, config: &FolderConfig, kind: Kind) -> Result<Parsed,
     }
     let mut count = names.len();
     let mut entries = Vec::with_capacity(rows.len());
-    for Row { line, file, said, split } in rows {
+    for row in rows {
+        let line = row.line;
         let mut numbers = Vec::new();
-        for word in words(&said) {
-            let number = if numbered { word.parse::<usize>().ok() } else { names.binary_search(&word).ok() };
+        for word in row.words(kind) {
+            let by_name = |word: &str| names.binary_search_by(|name| name.as_str().cmp(word)).ok();
+            let number = if numbered { word.parse::<usize>().ok() } else { by_name(word) };
             let Some(number) = number.filter(|number| *number < limit) else {
                 return mistake(
                     line,
@@ -225,14 +266,14 @@ fn labelled(rows: Vec<Row>, config: &FolderConfig, kind: Kind) -> Result<Parsed,
             numbers.push(number as u32);
         }
         let known = match (kind, numbers.as_slice()) {
-            (Kind::One, [class]) => Known::Class(*class),
-            (Kind::One, _) => return mistake(line, "no class is named"),
-            (Kind::Any, _) => Known::Labels(numbers),
+            (Said::Labels, _) => Known::Labels(numbers),
+            (_, [class]) => Known::Class(*class),
+            _ => return mistake(line, "no class is named"),
         };
-        entries.push((file, known, split));
+        entries.push((row.file, known, row.split));
     }
     let count = config.classes.unwrap_or(count);
-    if kind == Kind::One && count < 2 {
+    if kind == Said::Class && count < 2 {
         return mistake(1, "the table has one class alone: there is nothing to tell apart");
     }
     if count == 0 {
@@ -242,7 +283,7 @@ fn labelled(rows: Vec<Row>, config: &FolderConfig, kind: Kind) -> Result<Parsed,
         names = (0..count).map(|number| number.to_string()).collect();
     }
     let task =
-        if kind == Kind::One { Task::SingleLabel { classes: count } } else { Task::MultiLabel { labels: count } };
+        if kind == Said::Class { Task::SingleLabel { classes: count } } else { Task::MultiLabel { labels: count } };
     Ok(Parsed { entries, task, names, unit: Unit::default() })
 }
 

@@ -239,7 +239,7 @@ fn corrupt_images_are_replaced_counted_and_named_once() {
     assert_eq!(notices.lines().count(), 2, "{notices}");
     assert!(
         notices.contains("train/a/3.jpg cannot be read: no whole JPEG")
-            && notices.contains("train/b/7.png cannot be read: the file is empty")
+            && notices.contains("train/b/7.png cannot be read: it is empty")
     );
     let mut loader = Loader::new(data, Split::Test, LoaderConfig { order: SampleOrder::InOrder, ..config }).unwrap();
     let batch = loader.epoch(0, 0).next().unwrap().unwrap();

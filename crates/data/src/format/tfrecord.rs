@@ -185,7 +185,7 @@ fn check_data(file: &StoredFile, place: RecordPlace, data: &[u8], checksum: &[u8
 
 /// The masked CRC32C: rotated, so that checksums of data with checksums differ from plain ones, and moved on.
 fn masked(data: &[u8]) -> u32 {
-    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+    crc_fast::crc32_iscsi(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 #[cfg(test)]

@@ -17,13 +17,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;
 use std::panic::AssertUnwindSafe;
+use std::path::Path;
 use std::sync::Arc;
 
 use tiff::decoder::{Decoder, DecodingResult, Limits};
 
 use super::{FormatError, StoredFile};
 use crate::chance::{Chance, StreamPurpose};
-use crate::folder::draw::{NOTHING, drawn_for_tests, hash};
+use crate::folder::draw::{NOTHING, drawn_evenly, drawn_for_tests, hash};
 use crate::resample::{Grid, resample};
 use crate::sample::{ImageShape, Label, Sample, Split, Task, normalised};
 use crate::storage::{Object, Storage};
@@ -80,6 +81,39 @@ pub fn decode_band(bytes: &[u8]) -> Result<Band, String> {
     Ok(Band { height, width, values })
 }
 
+/// Whether a file has the labels of a patch, by its name.
+pub fn is_label_file(path: &str) -> bool {
+    path.ends_with(LABELS)
+}
+
+/// Whether a folder of this machine holds patches, right in it or in a folder of it. A few folders tell: a folder of a
+/// million images shall not be read for an answer.
+pub fn holds_patches(folder: &Path) -> bool {
+    fn look(folder: &Path, deeper: usize) -> bool {
+        let Ok(entries) = std::fs::read_dir(folder) else { return false };
+        let mut folders = 0;
+        for entry in entries.flatten().take(LOOKED_AT) {
+            if is_label_file(&entry.file_name().to_string_lossy()) {
+                return true;
+            }
+            if deeper > 0 && folders < LOOKED_INTO && entry.path().is_dir() {
+                folders += 1;
+                if look(&entry.path(), deeper - 1) {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+    look(folder, 2)
+}
+
+/// Files of a folder that are looked at: a patch has 13.
+const LOOKED_AT: usize = 64;
+
+/// Folders within a folder that are looked into: some may be of something else.
+const LOOKED_INTO: usize = 4;
+
 /// How patches are to be read.
 #[derive(Clone, Debug)]
 pub struct PatchesConfig {
@@ -89,11 +123,15 @@ pub struct PatchesConfig {
     pub seed: u64,
     /// How many of them: between 0 and 1.
     pub test_share: f32,
+    /// How many patches are learned from; all of them where nothing is said.
+    pub train: Option<usize>,
+    /// How many patches are judged by; all of them where nothing is said.
+    pub test: Option<usize>,
 }
 
 impl Default for PatchesConfig {
     fn default() -> PatchesConfig {
-        PatchesConfig { side: SIDE, seed: 0, test_share: 0.2 }
+        PatchesConfig { side: SIDE, seed: 0, test_share: 0.2, train: None, test: None }
     }
 }
 
@@ -128,6 +166,7 @@ impl Patches {
             said.insert(stem, labels(&storage, file).map_err(|error| DataError(error.to_string()))?);
         }
         if said.is_empty() {
+            let path = crate::records::shown(&storage, path);
             return Err(DataError(format!("{path}: there is no patch, with a file …{LABELS} beside its bands")));
         }
         let names: BTreeSet<String> = said.values().flatten().cloned().collect();
@@ -137,12 +176,24 @@ impl Patches {
             .into_iter()
             .map(|(stem, labels)| Patch { stem, labels: labels.iter().map(number).collect() })
             .collect();
-        let draw = |patch: &Patch| {
+        let draw = |patch: &Patch, purpose: StreamPurpose| {
             let name = patch.stem.rsplit('/').next().unwrap_or_default();
-            Chance::new(config.seed, StreamPurpose::Split, hash(NOTHING, name.as_bytes()), 0).bits()
+            Chance::new(config.seed, purpose, hash(NOTHING, name.as_bytes()), 0).bits()
         };
-        let for_tests = drawn_for_tests(patches.iter().map(draw), config.test_share);
-        let (test, train) = (0..patches.len()).partition(|index| for_tests[*index]);
+        let draws = patches.iter().map(|patch| draw(patch, StreamPurpose::Split));
+        let for_tests = drawn_for_tests(draws, config.test_share);
+        let (test, train): (Vec<usize>, Vec<usize>) = (0..patches.len()).partition(|index| for_tests[*index]);
+        let limited = |part: Vec<usize>, wanted: Option<usize>, flag: &str| {
+            let Some(wanted) = wanted else { return Ok(part) };
+            if wanted > part.len() {
+                return Err(DataError(format!("{flag} {wanted}: there are {} patches for this", part.len())));
+            }
+            let draws = part.iter().map(|index| draw(&patches[*index], StreamPurpose::Choice));
+            let drawn = drawn_evenly(draws, |_| None, wanted);
+            Ok(part.into_iter().zip(drawn).filter_map(|(index, drawn)| drawn.then_some(index)).collect())
+        };
+        let train = limited(train, config.train, "--samples")?;
+        let test = limited(test, config.test, "--test-samples")?;
         Ok(Patches { storage, patches, train, test, names, side: config.side })
     }
 
@@ -189,7 +240,9 @@ impl DataSet for Patches {
     }
 
     fn name(&self, split: Split, index: usize) -> String {
-        self.patch(split, index).map_or_else(|| format!("patch {index}"), |patch| patch.stem.clone())
+        let Some(patch) = self.patch(split, index) else { return format!("patch {index}") };
+        let local = self.storage.local_path(&patch.stem);
+        local.map_or_else(|| patch.stem.clone(), |path| path.display().to_string())
     }
 
     fn class_names(&self) -> &[String] {
@@ -278,6 +331,25 @@ mod tests {
         let divided = open(&folder, &PatchesConfig { test_share: 0.5, ..PatchesConfig::default() }).unwrap();
         assert_eq!((divided.len(Split::Train), divided.len(Split::Test)), (1, 1));
         assert_ne!(divided.fingerprint(), 0);
+        assert!(divided.name(Split::Train, 0).starts_with(&folder.file("p")), "{}", divided.name(Split::Train, 0));
+        let few = PatchesConfig { test_share: 0.0, train: Some(1), ..PatchesConfig::default() };
+        assert_eq!(open(&folder, &few).unwrap().len(Split::Train), 1);
+        let many = PatchesConfig { train: Some(3), ..few };
+        assert!(open(&folder, &many).unwrap_err().0.contains("--samples 3"));
+    }
+
+    #[test]
+    fn a_folder_of_patches_is_told_from_others() {
+        let folder = place(&BANDS);
+        assert!(holds_patches(&folder));
+        let other = Folder::new();
+        std::fs::create_dir_all(other.join("tile/patch")).unwrap();
+        assert!(!holds_patches(&other));
+        std::fs::write(other.join("tile/patch/patch_labels_metadata.json"), "{}").unwrap();
+        assert!(holds_patches(&other));
+        let error =
+            crate::records::open(Arc::new(LocalFiles::new(&*folder)), "", &crate::records::RecordsConfig::default());
+        assert!(error.err().unwrap().0.contains("patches of satellites"));
     }
 
     #[test]

@@ -97,7 +97,18 @@ fn check(wanted: &FolderConfig) -> Result<(), DataError> {
 }
 
 /// What files are learned from and judged by, where their folders or names say so.
-fn divided(storage: &Arc<dyn Storage>, found: Found) -> Result<(Found, Option<Found>), DataError> {
+pub(super) fn divided(storage: &Arc<dyn Storage>, found: Found) -> Result<(Found, Option<Found>), DataError> {
+    if let Some(table) = &found.table {
+        if !table.is_divided() {
+            return Ok((found, None));
+        }
+        let take = |split: Split| {
+            let lines: Vec<usize> = (0..found.files.len()).filter(|line| table.is_of(*line, split)).collect();
+            let files = lines.iter().map(|line| found.files[*line].clone()).collect();
+            Found { files, table: Some(table.some(&lines)), ..found.clone() }
+        };
+        return Ok((take(Split::Train), Some(take(Split::Test))));
+    }
     if let ([file], Format::Arrays) = (found.files.as_slice(), found.format)
         && file.path.to_lowercase().ends_with(".npz")
     {

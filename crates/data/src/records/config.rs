@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::sample::Split;
+
 /// How records are to be read. Where nothing is said, the usual names and kinds are found by themselves.
 #[derive(Clone, Default)]
 pub struct RecordsConfig {
@@ -17,6 +19,9 @@ pub struct RecordsConfig {
     pub class_names: Vec<String>,
     /// How many classes or labels there are; without it the largest number tells.
     pub classes: Option<usize>,
+    /// Which part is meant of a data set that has several: of folders and shards called so (`train/`, `test-….tar`), of
+    /// the column `split` of a table, of arrays in one file.
+    pub split: Option<Split>,
     /// Where indexes of shards are kept.
     pub index: IndexPlace,
     /// Threads that look through shards; zero for as many as there are cores.
@@ -33,6 +38,7 @@ impl std::fmt::Debug for RecordsConfig {
             .field("kind", &self.kind)
             .field("class_names", &self.class_names)
             .field("classes", &self.classes)
+            .field("split", &self.split)
             .field("index", &self.index)
             .finish_non_exhaustive()
     }

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{npy, pattern};
+use super::table::Labelled;
+use super::{npy, pattern, table};
 use crate::DataError;
-use crate::format::{StoredFile, tar, tfrecord};
+use crate::folder::TABLE;
+use crate::format::{StoredFile, tar, tfrecord, tiff};
 use crate::storage::{Object, Storage};
 
 /// What files are.
@@ -32,6 +34,8 @@ pub(crate) struct Found {
     pub(crate) root: String,
     /// Which part is meant, where a file has several.
     pub(crate) part: Option<&'static str>,
+    /// What a table says about images, one line for each of the files.
+    pub(crate) table: Option<Labelled>,
 }
 
 /// Bytes that tell what a file is: a header of tar is the longest.
@@ -47,14 +51,17 @@ pub(crate) fn find(storage: &Arc<dyn Storage>, path: &str) -> Result<Found, Data
     if pattern::is_pattern(path) {
         let files = of_pattern(storage, path)?;
         let format = same_format(storage, &files)?;
-        return Ok(Found { format, files, root: String::new(), part: None });
+        return Ok(Found { format, files, root: String::new(), part: None, table: None });
     }
     let path = path.trim_end_matches('/');
-    let listed = storage.list(path).map_err(|error| fail(error.to_string()))?;
+    let listed = match storage.list(path) {
+        Ok(listed) => listed,
+        Err(error) => vec![named_file(storage, path).ok_or_else(|| fail(error.to_string()))?],
+    };
     if let Some(file) = listed.iter().find(|object| object.path == path) {
         let files = vec![file.clone()];
         let format = same_format(storage, &files)?;
-        return Ok(Found { format, files, root: String::new(), part: None });
+        return Ok(Found { format, files, root: String::new(), part: None, table: None });
     }
     let root = if path.is_empty() || path == "." { String::new() } else { format!("{path}/") };
     let files: Vec<Object> = listed.into_iter().filter(|object| object.path.starts_with(&root)).collect();
@@ -70,6 +77,13 @@ pub(crate) fn shown(storage: &Arc<dyn Storage>, path: &str) -> String {
     storage.local_path(path).map_or_else(|| path.to_owned(), |path| path.display().to_string())
 }
 
+/// A file that is named in full, in a storage that lists nothing, as most web servers are.
+fn named_file(storage: &Arc<dyn Storage>, path: &str) -> Option<Object> {
+    let is_named = matches!(by_name(path), Ok(Some(format)) if format != Format::Images);
+    let bytes = if is_named { storage.size(path).ok() } else { None };
+    bytes.map(|bytes| Object { path: path.to_owned(), bytes })
+}
+
 fn of_pattern(storage: &Arc<dyn Storage>, path: &str) -> Result<Vec<Object>, DataError> {
     let expanded = pattern::expand(path).map_err(DataError)?;
     let mut files: Vec<Object> = Vec::new();
@@ -78,7 +92,14 @@ fn of_pattern(storage: &Arc<dyn Storage>, path: &str) -> Result<Vec<Object>, Dat
         let folder = pattern::folder_of(pattern);
         // Patterns of one folder follow each other: it is listed once.
         if listed.as_ref().is_none_or(|(known, _)| *known != folder) {
-            listed = Some((folder, storage.list(folder).map_err(|error| DataError(error.to_string()))?));
+            match storage.list(folder) {
+                Ok(there) => listed = Some((folder, there)),
+                Err(error) => {
+                    let named = if pattern.contains(['*', '?']) { None } else { named_file(storage, pattern) };
+                    files.push(named.ok_or_else(|| DataError(error.to_string()))?);
+                    continue;
+                }
+            }
         }
         let (_, there) = listed.as_ref().expect("invariant: it was listed above");
         let before = files.len();
@@ -159,6 +180,12 @@ fn same_format(storage: &Arc<dyn Storage>, files: &[Object]) -> Result<Format, D
 
 /// The shards of a folder, or else its images. What else lies there is passed over.
 fn of_folder(storage: &Arc<dyn Storage>, files: Vec<Object>, root: String, shown: &str) -> Result<Found, DataError> {
+    if let Some(band) = files.iter().find(|file| tiff::is_label_file(&file.path)) {
+        return Err(DataError(format!(
+            "{shown} holds patches of satellites ({}): `farandole train` reads them; twelve bands are no image for others",
+            band.path
+        )));
+    }
     let mut formats = Vec::with_capacity(files.len());
     for file in &files {
         formats.push(by_name(&file.path)?);
@@ -169,6 +196,11 @@ fn of_folder(storage: &Arc<dyn Storage>, files: Vec<Object>, root: String, shown
         for (file, format) in files.iter().zip(&mut formats) {
             *format = by_head(storage, file)?;
         }
+    }
+    if let Some(table) = files.iter().find(|file| file.path.strip_prefix(&root) == Some(TABLE)).filter(|_| !has_shards)
+    {
+        let (labelled, files) = table::read(storage, table, &root, &files)?;
+        return Ok(Found { format: Format::Images, files, root, part: None, table: Some(labelled) });
     }
     let is_wanted = |format: &Option<Format>| format.is_some_and(|format| !has_shards || format != Format::Images);
     let is_wanted = |file: &Object, format: &Option<Format>| {
@@ -184,5 +216,5 @@ fn of_folder(storage: &Arc<dyn Storage>, files: Vec<Object>, root: String, shown
     } else {
         same_format(storage, &files)?
     };
-    Ok(Found { format, files, root, part: None })
+    Ok(Found { format, files, root, part: None, table: None })
 }

@@ -1,7 +1,8 @@
-//! A folder of images in any storage: one folder for each class.
+//! A folder of images in any storage: one folder for each class, or a table.
 //!
 //! A class is a folder right below the one that was opened; its images may lie deeper. Classes are numbered in the
-//! order of their names' bytes.
+//! order of their names' bytes. Where there is a table (`labels.csv`), it says which images there are and what they
+//! show, and folders have no meaning.
 
 use std::sync::Arc;
 
@@ -22,6 +23,8 @@ pub(crate) struct FolderRecords {
     files: Vec<Object>,
     root: String,
     known: Known,
+    /// Where it is said what images show.
+    labelled_by: &'static str,
 }
 
 impl FolderRecords {
@@ -31,7 +34,17 @@ impl FolderRecords {
         found: Found,
         config: &RecordsConfig,
     ) -> Result<FolderRecords, DataError> {
-        let Found { files, root, .. } = found;
+        let Found { files, root, table, .. } = found;
+        if let Some(table) = table {
+            if table.is_divided() {
+                let folder = shown(&storage, root.trim_end_matches('/'));
+                return Err(DataError(format!("the table of {folder} has a column `split`: say which part is meant")));
+            }
+            let kind = if config.kind == LabelKind::Found { table.kind } else { config.kind };
+            let config = RecordsConfig { kind, ..config.clone() };
+            let known = resolve(&table.marks, &config, &|index| shown(&storage, &files[index].path))?;
+            return Ok(FolderRecords { storage, files, root, known, labelled_by: "a table" });
+        }
         let folder = shown(&storage, root.trim_end_matches('/'));
         let class = |object: &Object| object.path[root.len()..].split_once('/').map(|(class, _)| class.to_owned());
         let classes: Vec<Option<String>> = files.iter().map(class).collect();
@@ -48,7 +61,7 @@ impl FolderRecords {
         }
         let marks: Vec<Marks> = classes.into_iter().map(|class| Marks::Names(class.into_iter().collect())).collect();
         let known = resolve(&marks, config, &|index| shown(&storage, &files[index].path))?;
-        Ok(FolderRecords { storage, files, root, known })
+        Ok(FolderRecords { storage, files, root, known, labelled_by: "class folders" })
     }
 }
 
@@ -87,7 +100,8 @@ impl Records for FolderRecords {
     }
 
     fn describe(&self) -> String {
-        format!("{}: {} images in class folders", shown(&self.storage, &self.root), self.len())
+        let (folder, count, labelled_by) = (shown(&self.storage, &self.root), self.len(), self.labelled_by);
+        format!("{folder}: {count} images, labelled by {labelled_by}")
     }
 
     fn fingerprint(&self) -> u64 {
@@ -96,7 +110,10 @@ impl Records for FolderRecords {
             let sized = hash(named, &object.bytes.to_le_bytes());
             match self.known.label(index) {
                 Label::Class(class) => hash(sized, &class.to_le_bytes()),
-                _ => sized,
+                Label::Value(value) => hash(sized, &value.to_le_bytes()),
+                Label::Labels(all) | Label::Image(all) => {
+                    all.iter().fold(sized, |before, value| hash(before, &value.to_le_bytes()))
+                }
             }
         })
     }

@@ -88,17 +88,40 @@ pub(crate) fn keep(path: &Path, about: &About, entries: &[Entry]) {
 
 fn encode(about: &About, entries: &[Entry]) -> Vec<u8> {
     let body = postcard::to_stdvec(&(about, entries)).expect("invariant: plain values are encoded into memory");
-    [MAGIC.as_slice(), &crc32c::crc32c(&body).to_le_bytes(), &body].concat()
+    [MAGIC.as_slice(), &crc_fast::crc32_iscsi(&body).to_le_bytes(), &body].concat()
 }
 
 fn decode(bytes: &[u8], about: &About) -> Option<Vec<Entry>> {
     let (checksum, body) = bytes.strip_prefix(MAGIC)?.split_first_chunk::<4>()?;
-    if crc32c::crc32c(body).to_le_bytes() != *checksum {
+    if crc_fast::crc32_iscsi(body).to_le_bytes() != *checksum {
         return None;
     }
     let (found, entries): (About, Vec<Entry>) = postcard::from_bytes(body).ok()?;
     let within = |entry: &Entry| entry.offset.checked_add(entry.bytes).is_some_and(|end| end <= about.bytes);
     (found == *about && entries.iter().all(within)).then_some(entries)
+}
+
+/// The body of an index of a shard `a.tar` with 4096 bytes, for [`check_any_index`] to begin with.
+#[doc(hidden)]
+pub fn any_index() -> Vec<u8> {
+    let about = About { path: "a.tar".to_owned(), bytes: 4096, version: 0, sought: "images".to_owned() };
+    let marks = [Marks::Ints(vec![3]), Marks::Names(vec!["cat".to_owned()]), Marks::Floats(vec![0.5]), Marks::Nothing];
+    let entry = |(offset, marks)| Entry { offset, bytes: 512, key: Some("key".to_owned()), marks };
+    let entries: Vec<Entry> = (0..).step_by(512).zip(marks).map(entry).collect();
+    encode(&about, &entries).split_off(MAGIC.len() + 4)
+}
+
+/// What must hold for any bytes that are taken for an index, and for the same with a right beginning and checksum. The
+/// fuzzer calls it, and a test with the fuzzer's seeds.
+#[doc(hidden)]
+pub fn check_any_index(bytes: &[u8], shard: &StoredFile) {
+    let Some(about) = About::of(shard, "images") else { return };
+    let checked = [MAGIC.as_slice(), &crc_fast::crc32_iscsi(bytes).to_le_bytes(), bytes].concat();
+    for bytes in [bytes, &checked] {
+        for entry in decode(bytes, &about).into_iter().flatten() {
+            assert!(entry.offset + entry.bytes <= shard.bytes(), "an entry lies within its shard");
+        }
+    }
 }
 
 #[cfg(test)]
@@ -153,7 +176,7 @@ mod tests {
         fn garbage_is_no_index(bytes in proptest::collection::vec(any::<u8>(), 0..200), at in 0usize..500, byte: u8) {
             prop_assert_eq!(decode(&bytes, &about()), None);
             // With a good checksum the rest is decoded.
-            let checked = [MAGIC.as_slice(), &crc32c::crc32c(&bytes).to_le_bytes(), &bytes].concat();
+            let checked = [MAGIC.as_slice(), &crc_fast::crc32_iscsi(&bytes).to_le_bytes(), &bytes].concat();
             let _ = decode(&checked, &about());
             let mut damaged = encode(&about(), &entries());
             let at = at % damaged.len();

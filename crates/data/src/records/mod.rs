@@ -22,16 +22,20 @@ mod parquet;
 mod pattern;
 mod scan;
 mod sharded;
+mod table;
 mod tar;
 mod tfrecord;
 
 pub use as_data_set::{RecordsDataSet, open_data_set};
 pub use config::{IndexPlace, LabelKind, RecordsConfig, ScanProgress};
+pub(crate) use find::shown;
+#[doc(hidden)]
+pub use index::{any_index, check_any_index};
 pub use local::{is_sharded, local};
 
 use std::sync::Arc;
 
-use crate::sample::{Label, Task};
+use crate::sample::{Label, Split, Task};
 use crate::storage::Storage;
 use crate::{DataError, SampleError};
 
@@ -79,7 +83,17 @@ pub trait Records: Send + Sync {
 /// If nothing lies there, or nothing that is understood; if a shard is damaged or a record says nothing about itself.
 pub fn open(storage: Arc<dyn Storage>, path: &str, config: &RecordsConfig) -> Result<Arc<dyn Records>, DataError> {
     let found = find::find(&storage, path)?;
-    open_found(storage, found, config)
+    let Some(split) = config.split else { return open_found(storage, found, config) };
+    match (split, as_data_set::divided(&storage, found)?) {
+        (Split::Train, (learned, _)) => open_found(storage, learned, config),
+        (Split::Test, (_, Some(judged))) => open_found(storage, judged, config),
+        (Split::Test, (_, None)) => {
+            let shown = find::shown(&storage, path);
+            Err(DataError(format!(
+                "{shown} has no part for tests: neither folders nor names of files nor a table say so"
+            )))
+        }
+    }
 }
 
 /// Opens files whose format is known.

@@ -31,7 +31,7 @@ use std::time::Instant;
 use fast_image_resize::Resizer;
 
 pub use reduced::decode_reduced;
-pub use step::{Fill, ResizeTo, Step};
+pub use step::{Fill, Interpolation, ResizeTo, Step};
 pub use words::{STEP_WORDS, steps};
 
 use crate::chance::Chance;
@@ -332,10 +332,10 @@ impl Pass<'_> {
             }
             Step::RandomHorizontalFlip { p } if chance.happens(p) => self.flip(Mirror { columns: true, rows: false }),
             Step::RandomVerticalFlip { p } if chance.happens(p) => self.flip(Mirror { columns: false, rows: true }),
-            Step::RandomRotation { degrees } => {
+            Step::RandomRotation { degrees, interpolation } => {
                 self.mirror_now();
                 let angle = chance.between(-degrees, degrees);
-                pixels::turn(&self.scratch.picture, angle, &mut self.scratch.spare);
+                pixels::turn(&self.scratch.picture, angle, interpolation, &mut self.scratch.spare);
                 self.swap();
             }
             Step::ColorJitter { brightness, contrast, saturation, hue } => {

@@ -4,7 +4,8 @@
 //!
 //! What is deliberately not here: mirroring at the end of a recipe, which `store` does on the way.
 
-use crate::image::{Picture, Rect, Size};
+use super::step::Interpolation;
+use crate::image::{Picture, Pixel, Rect, Size};
 
 /// Cuts out a box that may begin before the picture and end behind it.
 pub(super) fn crop(from: &Picture, top: isize, left: isize, size: Size, to: &mut Picture) {
@@ -51,7 +52,7 @@ pub(super) fn mirror_rows(picture: &mut Picture) {
 }
 
 /// Turns counter-clockwise around the middle.
-pub(super) fn turn(from: &Picture, degrees: f32, to: &mut Picture) {
+pub(super) fn turn(from: &Picture, degrees: f32, interpolation: Interpolation, to: &mut Picture) {
     let size = from.size();
     let (sine, cosine) = f64::from(degrees).to_radians().sin_cos();
     let (middle_row, middle_column) = ((size.height as f64 - 1.0) / 2.0, (size.width as f64 - 1.0) / 2.0);
@@ -60,13 +61,33 @@ pub(super) fn turn(from: &Picture, degrees: f32, to: &mut Picture) {
         let y = row as f64 - middle_row;
         for (column, pixel) in to.row_mut(row).iter_mut().enumerate() {
             let x = column as f64 - middle_column;
-            let source_column = (cosine * x - sine * y + middle_column).round_ties_even();
-            let source_row = (sine * x + cosine * y + middle_row).round_ties_even();
-            let inside =
-                (0.0..size.width as f64).contains(&source_column) && (0.0..size.height as f64).contains(&source_row);
-            *pixel = if inside { from.row(source_row as usize)[source_column as usize] } else { [0; 4] };
+            let source_column = cosine * x - sine * y + middle_column;
+            let source_row = sine * x + cosine * y + middle_row;
+            *pixel = match interpolation {
+                Interpolation::Nearest => at(from, source_row.round_ties_even(), source_column.round_ties_even()),
+                Interpolation::Bilinear => between(from, source_row, source_column),
+            };
         }
     }
+}
+
+/// The pixel at a place of whole numbers; black outside.
+fn at(from: &Picture, row: f64, column: f64) -> Pixel {
+    let Size { height, width } = from.size();
+    let inside = (0.0..width as f64).contains(&column) && (0.0..height as f64).contains(&row);
+    if inside { from.row(row as usize)[column as usize] } else { [0; 4] }
+}
+
+/// The mean of the four pixels around a place, weighed by how near they are.
+fn between(from: &Picture, row: f64, column: f64) -> Pixel {
+    let (top, left) = (row.floor(), column.floor());
+    let (down, right) = ((row - top) as f32, (column - left) as f32);
+    let corners = [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)].map(|(y, x)| at(from, top + y, left + x));
+    let weights = [(1.0 - down) * (1.0 - right), (1.0 - down) * right, down * (1.0 - right), down * right];
+    std::array::from_fn(|band| {
+        let sum: f32 = corners.iter().zip(weights).map(|(pixel, weight)| f32::from(pixel[band]) * weight).sum();
+        sum.round() as u8
+    })
 }
 
 #[cfg(test)]
@@ -105,10 +126,28 @@ mod tests {
         mirror_rows(&mut picture);
         assert_eq!(places(&picture), [(2, 2), (2, 1), (1, 2), (1, 1)]);
         let mut turned = Picture::default();
-        turn(&numbered(3, 3), 90.0, &mut turned);
+        turn(&numbered(3, 3), 90.0, Interpolation::Nearest, &mut turned);
         let expected = [(1, 3), (2, 3), (3, 3), (1, 2), (2, 2), (3, 2), (1, 1), (2, 1), (3, 1)];
         assert_eq!(places(&turned), expected);
-        turn(&numbered(2, 2), 45.0, &mut turned);
+        turn(&numbered(2, 2), 45.0, Interpolation::Nearest, &mut turned);
         assert_eq!(turned.size(), Size { height: 2, width: 2 });
+    }
+
+    #[test]
+    fn pixels_between_others_are_their_means_and_quarter_turns_are_exact() {
+        let (mut near, mut smooth) = (Picture::default(), Picture::default());
+        for degrees in [0.0, 180.0] {
+            turn(&numbered(4, 5), degrees, Interpolation::Nearest, &mut near);
+            turn(&numbered(4, 5), degrees, Interpolation::Bilinear, &mut smooth);
+            assert_eq!(places(&near), places(&smooth), "{degrees}");
+        }
+        let two = {
+            let mut picture = Picture::default();
+            picture.reshape(Size { height: 1, width: 2 }).copy_from_slice(&[[10, 0, 0, 0], [20, 0, 0, 0]]);
+            picture
+        };
+        assert_eq!(between(&two, 0.0, 0.5)[0], 15);
+        assert_eq!(between(&two, 0.5, 0.0)[0], 5, "half of it is black");
+        assert_eq!(between(&two, 0.0, -1.0)[0], 0);
     }
 }

@@ -21,6 +21,16 @@ pub enum ResizeTo {
     },
 }
 
+/// What a turned pixel is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interpolation {
+    /// The nearest pixel.
+    #[default]
+    Nearest,
+    /// The four pixels around it, by their distances; outside of the image all are black.
+    Bilinear,
+}
+
 /// What a part that is erased becomes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fill {
@@ -75,10 +85,12 @@ pub enum Step {
         /// How probably. Usually 0.5.
         p: f32,
     },
-    /// Turns around the middle; pixels are the nearest ones, and corners become black.
+    /// Turns around the middle; corners become black.
     RandomRotation {
         /// By up to so many degrees to either side.
         degrees: f32,
+        /// Of which pixels a pixel is made.
+        interpolation: Interpolation,
     },
     /// Changes colours, in random order. 0 is no change.
     ColorJitter {
@@ -157,7 +169,7 @@ impl Step {
                 wrong("scale lies between 0 and 1, ratio above 0, and the lower comes first")
             }
             Step::RandomErasing { fill: Fill::Constant(value), .. } if !value.is_finite() => wrong("no number"),
-            Step::RandomRotation { degrees } if !(0.0..=180.0).contains(degrees) => {
+            Step::RandomRotation { degrees, .. } if !(0.0..=180.0).contains(degrees) => {
                 wrong("degrees are between 0 and 180")
             }
             Step::ColorJitter { brightness, contrast, saturation, hue } => {

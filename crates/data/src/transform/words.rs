@@ -9,12 +9,12 @@
 use std::fmt::{Display, Formatter};
 use std::str::FromStr;
 
-use super::step::{Fill, ResizeTo, Step};
+use super::step::{Fill, Interpolation, ResizeTo, Step};
 
 /// All words, for messages and help texts.
 pub const STEP_WORDS: &str = "resize=SHORTER or =HxW, center-crop=SIDE, \
      random-resized-crop=SIDE[:scale=0.08..1][:ratio=0.75..1.333], random-crop=SIDE[:padding=0], flip[=0.5], \
-     vertical-flip[=0.5], rotate=DEGREES, color-jitter=BRIGHTNESS:CONTRAST:SATURATION:HUE, grayscale, \
+     vertical-flip[=0.5], rotate=DEGREES[:interpolation=bilinear], color-jitter=BRIGHTNESS:CONTRAST:SATURATION:HUE, grayscale, \
      erase[=0.5][:scale=0.02..0.33][:ratio=0.3..3.3][:fill=0 or noise], normalize=imagenet or =MEAN:STD (A/B/C for \
      bands); a SIDE is 224 or HxW";
 
@@ -112,8 +112,13 @@ fn parse(text: &str) -> Result<Step, String> {
         "flip" => Step::RandomHorizontalFlip { p: of.one_or(0.5)? },
         "vertical-flip" => Step::RandomVerticalFlip { p: of.one_or(0.5)? },
         "rotate" => {
+            let interpolation = match of.take("interpolation") {
+                None | Some("nearest") => Interpolation::Nearest,
+                Some("bilinear") => Interpolation::Bilinear,
+                Some(other) => return Err(format!("`{other}` is no interpolation: nearest or bilinear")),
+            };
             let [degrees] = of.done()?;
-            Step::RandomRotation { degrees: number(degrees)? }
+            Step::RandomRotation { degrees: number(degrees)?, interpolation }
         }
         "color-jitter" => {
             let [brightness, contrast, saturation, hue] = of.done::<4>()?.map(number);
@@ -186,7 +191,10 @@ impl Display for Step {
             Step::RandomHorizontalFlip { p } => write!(f, "flip={p}"),
             Step::RandomVerticalFlip { p: 0.5 } => f.write_str("vertical-flip"),
             Step::RandomVerticalFlip { p } => write!(f, "vertical-flip={p}"),
-            Step::RandomRotation { degrees } => write!(f, "rotate={degrees}"),
+            Step::RandomRotation { degrees, interpolation: Interpolation::Nearest } => write!(f, "rotate={degrees}"),
+            Step::RandomRotation { degrees, interpolation: Interpolation::Bilinear } => {
+                write!(f, "rotate={degrees}:interpolation=bilinear")
+            }
             Step::ColorJitter { brightness, contrast, saturation, hue } => {
                 write!(f, "color-jitter={brightness}:{contrast}:{saturation}:{hue}")
             }
@@ -221,7 +229,7 @@ mod tests {
         let usual = [Step::random_resized_crop(224), Step::RandomHorizontalFlip { p: 0.5 }, Step::normalize_imagenet()];
         assert_eq!(steps(text).unwrap(), usual);
         let all = "resize=256,resize=20x30,center-crop=7x9,random-resized-crop=8x9:scale=0.5..1:ratio=1..2,\
-                   random-crop=32:padding=4,random-crop=5,flip=0.25,vertical-flip,vertical-flip=1,rotate=15,\
+                   random-crop=32:padding=4,random-crop=5,flip=0.25,vertical-flip,vertical-flip=1,rotate=15,rotate=7:interpolation=bilinear,\
                    color-jitter=0.4:0.4:0.4:0.1,grayscale,erase=0.5,erase=0.1:scale=0.1..0.2:ratio=1..1:fill=noise,\
                    erase=1:fill=0.5,normalize=0.5:0.25,normalize=0.1/0.2/0.3:1/2/3";
         let read = steps(all).unwrap();

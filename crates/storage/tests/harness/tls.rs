@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 /// The authority's certificate.
-pub(crate) const AUTHORITY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tls/authority.pem");
+pub(crate) const AUTHORITY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../storage/tests/tls/authority.pem");
 
 /// Listens with TLS for a server of the tests. Returns the port.
 pub(crate) fn in_front_of(address: &str) -> u16 {

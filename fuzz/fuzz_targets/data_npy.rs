@@ -1,0 +1,7 @@
+//! Arrays of NumPy, alone and in archives.
+#![no_main]
+
+#[path = "../../crates/data/tests/corpus/bodies.rs"]
+mod bodies;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| bodies::npy(bytes));

@@ -1,0 +1,7 @@
+//! Shards of WebDataset.
+#![no_main]
+
+#[path = "../../crates/data/tests/corpus/bodies.rs"]
+mod bodies;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| bodies::tar(bytes));

@@ -1,0 +1,7 @@
+//! TFRecord files, and examples in them.
+#![no_main]
+
+#[path = "../../crates/data/tests/corpus/bodies.rs"]
+mod bodies;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| bodies::tfrecord(bytes));
