@@ -18,6 +18,7 @@ use super::super::resample::{Grid, resample};
 use super::regular;
 use crate::format::pnm;
 use crate::sample::{ImageShape, normalised};
+use crate::took::{Took, timed};
 
 /// Bytes of a file, at most: more than any camera writes.
 const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -45,7 +46,12 @@ struct Raw {
 }
 
 /// Reads a file and brings it to a shape with one or three bands. The error is the cause alone.
-pub(super) fn read(path: &Path, shape: ImageShape, fit: Fit) -> Result<Vec<f32>, String> {
+pub(super) fn read(path: &Path, shape: ImageShape, fit: Fit, took: &mut Took) -> Result<Vec<f32>, String> {
+    let bytes = timed(&mut took.read_ns, || bytes_of(path))?;
+    decode_timed(&bytes, shape, fit, took)
+}
+
+fn bytes_of(path: &Path) -> Result<Vec<u8>, String> {
     let (mut file, length) = regular::open(path).map_err(|error| error.to_string())?;
     if length > MAX_FILE_BYTES {
         return Err(format!("the file has {length} bytes; images may have {MAX_FILE_BYTES}"));
@@ -53,11 +59,25 @@ pub(super) fn read(path: &Path, shape: ImageShape, fit: Fit) -> Result<Vec<f32>,
     let mut bytes = Vec::with_capacity(length as usize);
     // What grows while it is read is no image, either.
     (&mut file).take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    decode(&bytes, shape, fit)
+    Ok(bytes)
+}
+
+/// Decodes the contents of a file, and counts them.
+pub(crate) fn decode_timed(bytes: &[u8], shape: ImageShape, fit: Fit, took: &mut Took) -> Result<Vec<f32>, String> {
+    took.encoded_bytes += bytes.len() as u64;
+    let (image, pixels) = timed(&mut took.decode_ns, || decode_counted(bytes, shape, fit))?;
+    took.stored_pixels += pixels;
+    Ok(image)
 }
 
 /// Decodes the contents of a file.
+#[cfg(test)]
 pub(crate) fn decode(bytes: &[u8], shape: ImageShape, fit: Fit) -> Result<Vec<f32>, String> {
+    decode_counted(bytes, shape, fit).map(|(image, _)| image)
+}
+
+/// The image, and how many pixels it had before it was brought to the shape.
+fn decode_counted(bytes: &[u8], shape: ImageShape, fit: Fit) -> Result<(Vec<f32>, u64), String> {
     let raw = std::panic::catch_unwind(AssertUnwindSafe(|| match bytes {
         [] => Err("the file is empty".to_owned()),
         [0xff, 0xd8, ..] => jpeg(bytes),
@@ -66,7 +86,7 @@ pub(crate) fn decode(bytes: &[u8], shape: ImageShape, fit: Fit) -> Result<Vec<f3
         _ => Err("neither a JPEG nor a PNG file".to_owned()),
     }));
     let raw = raw.unwrap_or_else(|_| Err("the decoder has panicked: the file must be damaged".to_owned()))?;
-    Ok(bring(&raw, shape, fit))
+    Ok((bring(&raw, shape, fit), (raw.height * raw.width) as u64))
 }
 
 fn check_size(width: usize, height: usize) -> Result<(), String> {
