@@ -284,3 +284,146 @@ fn planes_that_a_machine_cannot_do_are_named_and_the_others_are_measured() {
     let refused = study(&folder, &["planes", "--ranks", "2"]);
     assert!(text(&refused.stderr).contains("--command"), "{refused:?}");
 }
+
+/// Studies of the input pipeline, of a few images so small that a point takes a fraction of a second.
+mod of_the_input {
+    use super::*;
+
+    /// Two classes of a few images each.
+    fn photos() -> Folder {
+        let folder = Folder::new();
+        let jpeg = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/images/ramp.jpg")).unwrap();
+        for (class, count) in [("cat", 5), ("dog", 4)] {
+            std::fs::create_dir_all(folder.join("photos").join(class)).unwrap();
+            for number in 0..count {
+                std::fs::write(folder.join(format!("photos/{class}/{number}.jpg")), &jpeg).unwrap();
+            }
+        }
+        folder
+    }
+
+    /// What makes each point short.
+    const SHORT: [&str; 6] = ["--seconds", "0.05", "--batch", "4", "--transform", "resize=16x16"];
+
+    fn short<'a>(words: &[&'a str]) -> Vec<&'a str> {
+        words.iter().chain(&SHORT).copied().collect()
+    }
+
+    #[test]
+    fn formats_are_copied_compared_and_found_again() {
+        let folder = photos();
+        let words =
+            short(&["format", "photos", "--samples", "6", "--cache", "warm", "--repeats", "2", "--workers", "1"]);
+        let output = study(&folder, &words);
+        assert!(output.status.success(), "{output:?}");
+        let rows = results(&folder)["rows"].as_array().unwrap().clone();
+        let names: Vec<&str> = rows.iter().map(|row| row["point"]["input"]["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["folder", "tar", "tfrecord", "parquet"]);
+        for row in &rows {
+            let run = &row["input"][0];
+            let (mean, peak) = (run["mean_per_s"].as_f64().unwrap(), run["peak_per_s"].as_f64().unwrap());
+            assert!(mean > 0.0 && peak >= mean && run["bytes_per_s"].as_f64().unwrap() > 0.0, "{row}");
+            assert!(row["phases"].as_array().unwrap().iter().any(|stage| stage[0] == "decode"), "{row}");
+        }
+        let csv = std::fs::read_to_string(folder.join("out/study.csv")).unwrap();
+        assert_eq!(csv.lines().count(), 1 + 4 * 2);
+        let columns = csv.lines().map(|line| line.split(',').count());
+        assert_eq!(columns.collect::<std::collections::BTreeSet<_>>().len(), 1, "{csv}");
+        assert!(csv.starts_with("kind,model") && csv.contains("tfrecord,warm,1,2,"), "{csv}");
+        let page = std::fs::read_to_string(folder.join("out/study.html")).unwrap();
+        assert!(page.contains("Time of a sample by stage") && page.contains("parquet"), "the page has the stages");
+        let again = study(&folder, &[&words[..], &["--formats", "tar,tar@8"]].concat());
+        assert!(text(&again.stderr).contains("2 of 4 runs were measured before"), "{again:?}");
+        assert!(folder.join("out/copies/tar-8-6").exists());
+    }
+
+    #[test]
+    fn workers_batches_ahead_and_caches_are_all_combined() {
+        let folder = photos();
+        let words = ["loader", "photos", "--workers", "1,2", "--prefetch", "1,3", "--cache", "cold,warm"];
+        let output = study(&folder, &short(&[&words[..], &["--repeats", "1"]].concat()));
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(results(&folder)["rows"].as_array().unwrap().len(), 8);
+        let said = text(&output.stdout);
+        assert!(said.contains("worker") && said.contains("ahead") && said.contains("maximum"), "{said}");
+    }
+
+    #[test]
+    fn a_storage_that_cannot_be_read_is_named_and_the_others_are_measured() {
+        let folder = photos();
+        let sources = "photos,nowhere,s3://me:secret@bucket/x?sig=secret";
+        let words = ["storage", "--sources", sources, "--cache", "warm,disk", "--repeats", "1"];
+        let output = study(&folder, &short(&words));
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = text(&output.stdout);
+        assert!(said.contains("nowhere: there is no such file or folder"), "{said}");
+        assert!(said.contains("there is nothing to keep on its disk"), "{said}");
+        let rows = results(&folder)["rows"].as_array().unwrap().clone();
+        assert!(rows[0]["median"].as_f64().unwrap() > 0.0 && rows[2]["median"].is_null(), "{rows:?}");
+        for file in ["results.json", "study.csv", "study.html", "study.json"] {
+            let kept = std::fs::read_to_string(folder.join("out").join(file)).unwrap();
+            assert!(!kept.contains("secret"), "{file} holds a password");
+        }
+    }
+
+    #[test]
+    fn a_study_of_the_input_that_is_asked_to_stop_goes_on_later() {
+        let folder = photos();
+        let long = ["loader", "photos", "--workers", "1,2", "--prefetch", "2", "--batch", "4", "--repeats", "1"];
+        let long = [&long[..], &["--transform", "resize=16x16", "--seconds", "2"]].concat();
+        let mut child = start(&folder, &long);
+        let runs = folder.join("out/runs");
+        wait_until("the first run is kept", PATIENCE, || {
+            std::fs::read_dir(&runs)
+                .is_ok_and(|mut runs| runs.any(|run| run.unwrap().path().extension().is_some_and(|end| end == "json")))
+        });
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        let output = finish_child(&mut child, PATIENCE);
+        assert_eq!(output.status.code(), Some(128 + 2), "{output:?}");
+        assert!(text(&output.stderr).contains("stopped; 1 of 2 runs are kept"), "{output:?}");
+        let output = study(&folder, &long);
+        assert!(output.status.success(), "{output:?}");
+        assert!(text(&output.stderr).contains("1 of 2 runs were measured before"), "{output:?}");
+    }
+
+    #[test]
+    fn mistakes_about_the_input_are_told_before_anything_runs() {
+        let folder = photos();
+        let wrong: [(&[&str], &str); 12] = [
+            (&["storage"], "--sources A,B"),
+            (&["format"], "farandole study format SOURCE"),
+            (&["format", "photos", "--formats", "zip"], "tfrecord"),
+            (&["format", "photos", "--samples", "0"], "--samples 0"),
+            (&["loader", "photos", "--workers", "0"], "1,2,4"),
+            (&["loader", "photos", "--transform", "enlarge"], "enlarge"),
+            (&["loader", "photos", "--seconds", "-1"], "--seconds"),
+            (&["loader", "photos", "--ranks", "2"], "without --in-training"),
+            (&["loader", "photos", "--command", "true"], "--command means nothing"),
+            (&["loader", "photos", "--cache", "warm,warm"], "warm is there twice"),
+            (&["weak", "photos", "--command", "true"], "SOURCE means nothing in a study of kind weak"),
+            (&["storage", "--sources", "a,a"], "a is there twice"),
+        ];
+        for (words, why) in wrong {
+            let output = study(&folder, words);
+            assert!(!output.status.success() && text(&output.stderr).contains(why), "{words:?}: {output:?}");
+        }
+        assert!(!folder.join("out").exists(), "nothing was begun");
+    }
+
+    #[cfg(feature = "train")]
+    #[test]
+    fn trainings_are_fed_by_different_numbers_of_workers() {
+        let folder = photos();
+        let words = ["loader", "photos", "--in-training", "--workers", "0,1", "--model", "lenet", "--batch", "2"];
+        let zero = study(&folder, &words);
+        assert!(text(&zero.stderr).contains("--workers"), "{zero:?}");
+        let words = ["loader", "photos", "--in-training", "--workers", "1,2", "--model", "lenet", "--batch", "2"];
+        let more = ["--prefetch", "2", "--cache", "cold,warm", "--repeats", "1", "--steps", "3", "--warm-up", "1"];
+        let output = study(&folder, &[&words[..], &more].concat());
+        assert!(output.status.success(), "{output:?}");
+        let rows = results(&folder)["rows"].as_array().unwrap().clone();
+        assert_eq!(rows.len(), 4);
+        assert!(rows.iter().all(|row| row["input"][0]["peak_per_s"].as_f64().unwrap() > 0.0), "{rows:?}");
+        assert!(text(&output.stdout).contains("input wait"), "{output:?}");
+    }
+}

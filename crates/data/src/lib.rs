@@ -29,6 +29,7 @@ pub mod records;
 mod resample;
 pub mod sample;
 pub mod shard;
+mod took;
 pub mod transform;
 
 pub use augment::Augment;
@@ -37,6 +38,7 @@ pub use farandole_storage as storage;
 pub use feed::{Feed, FeedBatch, FeedConfig, FeedEpoch};
 pub use loader::{Epoch, Loader, LoaderConfig, LoaderError};
 pub use shard::SampleOrder;
+pub use took::Took;
 
 use crate::sample::{ImageShape, Sample, Split, Task};
 
@@ -58,6 +60,11 @@ pub trait DataSet: Send + Sync {
 
     /// One sample. The same number gives the same sample, whatever was asked for before.
     fn sample(&self, split: Split, index: usize) -> Result<Sample, SampleError>;
+
+    /// The same, with what its stages took. A data set that neither reads nor decodes has changed pixels all the time.
+    fn sample_timed(&self, split: Split, index: usize, took: &mut Took) -> Result<Sample, SampleError> {
+        took::timed(&mut took.change_ns, || self.sample(split, index))
+    }
 
     /// What people call a sample: the path of its file, where it has one.
     fn name(&self, split: Split, index: usize) -> String {

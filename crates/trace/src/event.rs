@@ -239,6 +239,18 @@ coded! {
 }
 
 coded! {
+    /// What loader threads do with samples. The numbers lie in files; never renumber them.
+    InputStage {
+        /// Fetch their bytes.
+        Read = 0, "read";
+        /// Make pixels of bytes.
+        Decode = 1, "decode";
+        /// Change pixels, and lay them side by side.
+        Change = 2, "change";
+    }
+}
+
+coded! {
     /// How far a member of an elastic job has come from one generation to the next. The stages follow each other; the
     /// numbers lie in files; never renumber them.
     RecoveryStage {
@@ -327,6 +339,10 @@ pub enum Event {
     /// This thread was seen at a place of the program (the name: file, line and function) while it was in no phase. The
     /// sample stands for so many nanoseconds before this moment.
     Sampled { name: NameId, ns: u64 },
+    /// A batch of so many samples is made; all its threads together were so many nanoseconds in this stage. The loader
+    /// has so many threads (none: the program's own). `amount` is bytes that were read, pixels of the images as they
+    /// are stored (decode), or pixels of the batch (change).
+    InputTook { stage: InputStage, workers: u16, samples: u32, ns: u64, amount: u64 },
     /// Since `since_ns` this thread has given its device nothing to do. The device had something left at first, and
     /// nothing for so many nanoseconds before this moment, on its own clock; zero: it was never idle.
     DeviceIdle { since_ns: u64, ns: u64 },

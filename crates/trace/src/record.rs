@@ -1,8 +1,8 @@
 //! Records as four words of 64 bits, the same in rings and in files.
 
 use crate::event::{
-    Collective, DeviceCache, DeviceStep, Dtype, Event, GroupNumber, NameId, OperationNumber, Phase, RecoveryStage,
-    StepFate, StepKind, ThreadId,
+    Collective, DeviceCache, DeviceStep, Dtype, Event, GroupNumber, InputStage, NameId, OperationNumber, Phase,
+    RecoveryStage, StepFate, StepKind, ThreadId,
 };
 
 /// Bytes of a record in a file.
@@ -25,7 +25,7 @@ pub struct Record {
 /// word 0   time in nanoseconds
 /// word 1   kind 8 | code 8 | thread 16 | name, peer or count 32
 /// word 2   operation or number 64
-/// word 3   group 16 | bytes, or nanoseconds of a device, 48
+/// word 3   group, or workers, 16 | bytes, nanoseconds of a device, or an amount 48
 /// ```
 struct Fields {
     kind: u8,
@@ -172,6 +172,14 @@ impl Event {
             Event::Recovery { stage } => Fields { kind: 28, code: stage.code(), ..plain },
             Event::MemberLost { name, member } => Fields { kind: 29, small: name.0, number: member, ..plain },
             Event::StepLost { fate } => Fields { kind: 30, code: fate.code(), ..plain },
+            Event::InputTook { stage, workers, samples, ns, amount } => Fields {
+                kind: 31,
+                code: stage.code(),
+                small: samples,
+                number: ns,
+                group: GroupNumber(workers),
+                bytes: amount,
+            },
         }
     }
 
@@ -218,6 +226,10 @@ impl Event {
             28 => Event::Recovery { stage: RecoveryStage::from_code(code)? },
             29 => Event::MemberLost { name, member: number },
             30 => Event::StepLost { fate: StepFate::from_code(code)? },
+            31 => {
+                let stage = InputStage::from_code(code)?;
+                Event::InputTook { stage, workers: group.0, samples: small, ns: number, amount: bytes }
+            }
             _ => return None,
         })
     }
@@ -264,6 +276,7 @@ mod tests {
             Event::CacheHits { group, cache: DeviceCache::Exports, hits: u64::MAX, misses: 0 },
             Event::Recovery { stage: RecoveryStage::Stepped },
             Event::MemberLost { name, member: u64::MAX },
+            Event::InputTook { stage: InputStage::Change, workers: 3, samples: 64, ns: 1 << 40, amount: bytes },
             Event::StepLost { fate: StepFate::Dropped },
         ];
         for event in events {

@@ -1,4 +1,4 @@
-//! Data sets by name: those that are generated, folders, shards, and patches of satellites.
+//! Data sets by name: those that are generated, folders, shards, patches of satellites, and what a URL names.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use farandole_data::format::tiff::{self, Patches, PatchesConfig};
 use farandole_data::generated::{self, Sizes};
 use farandole_data::records::{self, RecordsConfig};
 use farandole_data::sample::ImageShape;
+use farandole_data::storage::{self, Storage, StorageOptions};
 use farandole_data::{Augment, DataSet};
 
 /// The names of generated data sets.
@@ -74,7 +75,8 @@ pub fn open(job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSe
 /// A folder of images, or shards: a file, a pattern of files, or a folder that holds them.
 fn stored(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
     let path = Path::new(name);
-    let is_sharded = records::is_sharded(name);
+    let is_url = name.contains("://");
+    let is_sharded = is_url || records::is_sharded(name);
     if !path.is_dir() && !is_sharded {
         let names = GENERATED.join(", ");
         let what = if path.exists() { "that is no folder and no shard" } else { "there is no such folder or file" };
@@ -96,7 +98,7 @@ fn stored(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<
     config.train = job.data.samples;
     config.test = job.data.test_samples;
     let opened = if is_sharded {
-        let (storage, within) = records::local(name);
+        let (storage, within) = if is_url { remote(name)? } else { records::local(name) };
         let data = records::open_data_set(storage, &within, &RecordsConfig::default(), &config);
         data.map(|data| Arc::new(data) as Arc<dyn DataSet>)
     } else {
@@ -125,6 +127,12 @@ fn patches(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc
         return Err(fail(format!("--classes {classes}: the patches have {labels} labels")));
     }
     Ok(Arc::new(data))
+}
+
+/// What a URL is about, as the environment says how to reach it.
+fn remote(url: &str) -> Result<(Arc<dyn Storage>, String)> {
+    let options = StorageOptions::from_environment().map_err(|wrong| Error::TrainJob(wrong.to_string()))?;
+    storage::open(url, &options).map_err(|error| Error::Data(format!("--data {error}")))
 }
 
 /// How samples are changed: as the job says, or as is usual for what is learned.
@@ -213,6 +221,20 @@ mod tests {
         assert!(error.contains("--classes 3") && error.contains("2 labels"), "{error}");
         let error = open(&job(&folder.file("")), Architecture::Edsr).err().unwrap().to_string();
         assert!(error.contains("EDSR"), "{error}");
+    }
+
+    #[test]
+    fn a_url_of_files_is_opened_and_one_of_nothing_is_named() {
+        let folder = farandole_testing::Folder::new();
+        for (class, file) in [("cat", 1), ("cat", 2), ("dog", 3), ("dog", 4)] {
+            std::fs::create_dir_all(folder.join(class)).unwrap();
+            let grey = b"\x89PNG\r\n\x1a\n".to_vec();
+            std::fs::write(folder.join(format!("{class}/{file}.png")), grey).unwrap();
+        }
+        let data = open(&job(&format!("file://{}", folder.display())), Architecture::LeNet).unwrap();
+        assert_eq!(data.len(Split::Train) + data.len(Split::Test), 4);
+        let error = open(&job("ftp://host/data"), Architecture::LeNet).err().unwrap().to_string();
+        assert!(error.contains("--data ftp://host/data"), "{error}");
     }
 
     #[test]

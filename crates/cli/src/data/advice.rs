@@ -16,6 +16,8 @@ pub(super) struct Figures<'a> {
     pub(super) reading: &'a Measured,
     /// With images reduced beforehand, with one worker, and to which shorter side.
     pub(super) reduced: Option<(usize, &'a Measured)>,
+    /// With as many workers as were measured at most, from the disk.
+    pub(super) cold: Option<&'a Measured>,
     /// Samples a second that the training takes.
     pub(super) need: Option<f64>,
     pub(super) cores: usize,
@@ -29,6 +31,7 @@ pub(super) fn advice(figures: &Figures<'_>) -> Vec<String> {
     let mut said = vec![most_of_it(figures.alone), saturation(figures)];
     if let Some(need) = figures.need {
         said.push(needed(figures, need));
+        said.push(stalls(figures, need));
     } else if let Some((side, reduced)) = worth(figures) {
         said.push(format!(
             "Images reduced once to a shorter side of {side} make {:.0} samples/s with one worker instead of {:.0}: {}",
@@ -91,6 +94,23 @@ fn needed(figures: &Figures<'_>, need: f64) -> String {
     said
 }
 
+/// What of the training's rate is lost to preparing samples and to fetching them: the rates without input (synthetic),
+/// with samples in memory (warm) and from the disk (cold), as DS-Analyzer compares them.
+fn stalls(figures: &Figures<'_>, need: f64) -> String {
+    let share = |rate: f64| 100.0 * (1.0 - (rate / need).min(1.0));
+    let warm = figures.best.1.samples_per_s;
+    let mut said = format!(
+        "The training takes {need:.0} samples/s if it never waits. Of that, {:.0} % are lost to preparing samples (warm, \
+         {warm:.0} samples/s)",
+        share(warm)
+    );
+    if let Some(cold) = figures.cold {
+        let cold = cold.samples_per_s.min(warm);
+        said += &format!(", and {:.0} % more to fetching them (cold, {cold:.0} samples/s)", share(cold) - share(warm));
+    }
+    said + ", if the training leaves these cores to the pipeline."
+}
+
 /// What reducing images once gains, if it does.
 fn worth<'a>(figures: &Figures<'a>) -> Option<(usize, &'a Measured)> {
     figures.reduced.filter(|(_, reduced)| reduced.samples_per_s > WORTH * figures.alone.samples_per_s)
@@ -108,6 +128,7 @@ mod tests {
         Measured {
             samples: 100,
             samples_per_s,
+            peak_per_s: samples_per_s,
             bytes_per_s: 1e6,
             read_us,
             decode_us,
@@ -120,6 +141,7 @@ mod tests {
 
     #[test]
     fn needs_are_said_in_workers_and_so_is_what_converting_gains() {
+        let cold = made(40.0, 9_000.0, 16_000.0);
         let (alone, reading, reduced) =
             (made(60.0, 100.0, 16_000.0), made(9_000.0, 100.0, 0.0), made(220.0, 50.0, 4_000.0));
         let figures = Figures {
@@ -127,6 +149,7 @@ mod tests {
             best: (2, &alone),
             reading: &reading,
             reduced: Some((256, &reduced)),
+            cold: Some(&cold),
             need: Some(410.0),
             cores: 4,
         };
@@ -135,6 +158,10 @@ mod tests {
         assert!(said[1].contains("with 2 workers; more gain nothing"), "{said:?}");
         assert!(
             said[2].starts_with("One worker feeds 60 samples/s, you need 410: 7 workers, and this machine has 4 cores"),
+            "{said:?}"
+        );
+        assert!(
+            said[3].contains("85 % are lost to preparing samples (warm, 60 samples/s), and 5 % more to"),
             "{said:?}"
         );
         assert!(said[2].contains("then 2: `farandole data convert SOURCE FOLDER --to tar --resize 256`"), "{said:?}");
@@ -148,6 +175,7 @@ mod tests {
             best: (1, &alone),
             reading: &alone,
             reduced: Some((256, &reduced)),
+            cold: None,
             need: None,
             cores: 1,
         };

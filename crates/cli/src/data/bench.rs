@@ -2,22 +2,24 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use farandole_data::SampleError;
 use farandole_data::convert::reduced_jpeg;
-use farandole_data::feed::{Content, Pixels};
+use farandole_data::feed::Content;
 use farandole_data::records::Records;
 use farandole_data::sample::{Label, Task};
-use farandole_data::transform::{Element, Layout, STEP_WORDS, steps};
+use farandole_insight::verdict::InputNeeds;
 use serde::Serialize;
 
 use super::advice::{Figures, advice};
-use super::measure::{Measured, Point, measure};
+use super::measure::{Measured, PREFETCH, Point, measure};
+use super::point::pixels;
 use super::{Opened, SourceArgs, cores};
 
 /// Measure how fast a data set is read, decoded and made into batches, without a training.
@@ -27,7 +29,8 @@ use super::{Opened, SourceArgs, cores};
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   farandole data bench photos
-  farandole data bench 'shards-{000..063}.tar' --workers 1,2,4,8 --need 410 --cold")]
+  farandole data bench 'shards-{000..063}.tar' --workers 1,2,4,8 --need 410 --cold
+  farandole data bench photos --cold --need-from trace")]
 pub(super) struct BenchArgs {
     #[command(flatten)]
     source: SourceArgs,
@@ -48,9 +51,14 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     seconds: f64,
 
-    /// Samples a second that the training takes: the report of a training, or `farandole study`, tells
+    /// Samples a second that the training takes; --need-from asks a trace of it
     #[arg(long, value_name = "RATE")]
     need: Option<f64>,
+
+    /// The trace of a training (a folder of `--trace`) that takes these samples: what it would take if it never waited
+    /// for input is what is needed
+    #[arg(long, value_name = "DIR", conflicts_with = "need")]
+    need_from: Option<PathBuf>,
 
     /// Also measure files that the kernel has to read from the disk anew
     #[arg(long)]
@@ -92,8 +100,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode> {
     ensure!(args.batch > 0, "--batch: at least one sample");
     ensure!(args.workers.iter().all(|workers| *workers > 0), "--workers: at least 1");
     ensure!(args.need.is_none_or(|need| need > 0.0), "--need: more than 0");
-    let words = steps(&args.transform).map_err(|why| anyhow!("--transform: {why}\nWords are: {STEP_WORDS}"))?;
-    let pixels = Pixels::new(words, 3, Element::F32, Layout::Nchw).map_err(|why| anyhow!("--transform: {why}"))?;
+    let pixels = pixels(&args.transform)?;
+    let need = args.need()?;
     let opened = args.source.open()?;
     if args.cold {
         opened.forget().context("--cold")?;
@@ -110,7 +118,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode> {
         rows.push(args.row(&opened, "all", "cold", &images, *workers.last().unwrap_or(&1))?);
     }
     let reduced = args.reduced_row(&*opened.records, &images)?;
-    let said = advice(&args.figures(&rows, reduced.as_ref()));
+    let said = advice(&args.figures(&rows, reduced.as_ref(), need));
     rows.extend(reduced);
     let (source, transform) = (opened.records.describe(), args.transform.clone());
     let findings = Findings { source, transform, rows, advice: said };
@@ -146,7 +154,14 @@ impl BenchArgs {
         workers: usize,
     ) -> Result<Row> {
         let limit = Duration::from_secs_f64(self.seconds);
-        let point = Point { content: content.clone(), workers, batch: self.batch, limit };
+        let point = Point {
+            content: content.clone(),
+            workers,
+            batch: self.batch,
+            prefetch: PREFETCH,
+            limit,
+            once: files == "cold",
+        };
         if files == "cold" {
             opened.forget().context("--cold")?;
         } else {
@@ -164,12 +179,27 @@ impl BenchArgs {
         }
         let Some(small) = Reduced::of(records, self.reduced) else { return Ok(None) };
         let limit = Duration::from_secs_f64(self.seconds);
-        let point = Point { content: images.clone(), workers: 1, batch: self.batch, limit };
+        let point =
+            Point { content: images.clone(), workers: 1, batch: self.batch, prefetch: PREFETCH, limit, once: false };
         let small: Arc<dyn Records> = Arc::new(small);
         Ok(Some(Row { what: "reduced", files: "memory", workers: 1, measured: measure(&small, &point)? }))
     }
 
-    fn figures<'a>(&self, rows: &'a [Row], reduced: Option<&'a Row>) -> Figures<'a> {
+    /// Samples a second that the training takes, if anybody says so.
+    fn need(&self) -> Result<Option<f64>> {
+        let Some(folder) = &self.need_from else { return Ok(self.need) };
+        let history = crate::report::load::history(folder).context("--need-from")?;
+        let needs = InputNeeds::of(&history).with_context(|| {
+            format!(
+                "--need-from {}: the trace does not say how many samples were made; `farandole train` and \
+                 farandole.data.Loader record it",
+                folder.display()
+            )
+        })?;
+        Ok(Some(needs.taken_per_s * needs.ranks as f64))
+    }
+
+    fn figures<'a>(&self, rows: &'a [Row], reduced: Option<&'a Row>, need: Option<f64>) -> Figures<'a> {
         let all = rows.iter().filter(|row| (row.what, row.files) == ("all", "warm"));
         let best = all.clone().max_by(|one, other| one.measured.samples_per_s.total_cmp(&other.measured.samples_per_s));
         let alone = all.clone().find(|row| row.workers == 1);
@@ -179,7 +209,8 @@ impl BenchArgs {
             best: (best.workers, &best.measured),
             reading: &rows[0].measured,
             reduced: reduced.map(|row| (self.reduced, &row.measured)),
-            need: self.need,
+            cold: rows.iter().find(|row| (row.what, row.files) == ("all", "cold")).map(|row| &row.measured),
+            need,
             cores: cores(),
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use farandole_data::feed::{Broken, Content, Feed, FeedConfig, FeedTimes};
 use farandole_data::records::Records;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -20,25 +20,37 @@ pub(super) struct Point {
     pub(super) workers: usize,
     /// Samples of a batch.
     pub(super) batch: usize,
-    /// How long, unless all samples were read once and more.
+    /// Batches that are made ahead.
+    pub(super) prefetch: usize,
+    /// How long.
     pub(super) limit: Duration,
+    /// Whether it ends when all samples were read once, because nothing is cold the second time.
+    pub(super) once: bool,
 }
 
+/// Batches ahead where nothing is said: all workers make each of them together, so two keep any number busy.
+pub(super) const PREFETCH: usize = 2;
+
+/// A run is cut into so many stretches, and the fastest of them is the peak: long enough for several batches each.
+const STRETCHES: u32 = 10;
+
 /// What came of it. Times are those of worker threads, with what they waited for (a disk, a core).
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Measured {
-    pub(super) samples: u64,
-    pub(super) samples_per_s: f64,
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    pub(crate) samples: u64,
+    pub(crate) samples_per_s: f64,
+    /// In the fastest tenth of the time.
+    pub(crate) peak_per_s: f64,
     /// Of records as they lie in the storage.
-    pub(super) bytes_per_s: f64,
-    pub(super) read_us: f64,
-    pub(super) decode_us: f64,
-    pub(super) transform_us: f64,
-    pub(super) store_us: f64,
+    pub(crate) bytes_per_s: f64,
+    pub(crate) read_us: f64,
+    pub(crate) decode_us: f64,
+    pub(crate) transform_us: f64,
+    pub(crate) store_us: f64,
     /// The most memory that batches took at once.
-    pub(super) memory_bytes: usize,
+    pub(crate) memory_bytes: usize,
     /// Samples that could not be read.
-    pub(super) broken: u64,
+    pub(crate) broken: u64,
 }
 
 impl Measured {
@@ -50,25 +62,49 @@ impl Measured {
 
 /// Makes batches until the time is over.
 pub(super) fn measure(records: &Arc<dyn Records>, point: &Point) -> Result<Measured> {
-    let config =
-        FeedConfig { batch: point.batch, workers: point.workers, broken: Broken::Replaced, ..FeedConfig::default() };
+    let &Point { workers, batch, prefetch, .. } = point;
+    let config = FeedConfig { batch, workers, prefetch, broken: Broken::Replaced, ..FeedConfig::default() };
     let feed = Feed::new(Arc::clone(records), point.content.clone(), config).map_err(|error| anyhow!("{error}"))?;
     let begun = Instant::now();
     let mut samples = 0;
+    let mut peak = Peak { since: begun, before: 0, per_s: 0.0, stretch: point.limit / STRETCHES };
     'epochs: for epoch in 0.. {
         for batch in feed.epoch(epoch, 0) {
             samples += batch.map_err(|error| anyhow!("{error}"))?.count as u64;
+            peak.note(samples);
             if begun.elapsed() >= point.limit {
                 break 'epochs;
             }
         }
+        if point.once {
+            break;
+        }
     }
     let seconds = begun.elapsed().as_secs_f64();
     let times = feed.times();
-    Ok(measured(samples, seconds, &times, feed.memory_bytes().peak))
+    Ok(measured((samples, seconds), peak.per_s, &times, feed.memory_bytes().peak))
 }
 
-fn measured(samples: u64, seconds: f64, times: &FeedTimes, memory_bytes: usize) -> Measured {
+/// The highest rate of any stretch of the run.
+struct Peak {
+    since: Instant,
+    /// Samples before this stretch.
+    before: u64,
+    per_s: f64,
+    stretch: Duration,
+}
+
+impl Peak {
+    fn note(&mut self, samples: u64) {
+        let took = self.since.elapsed();
+        if took >= self.stretch {
+            self.per_s = self.per_s.max((samples - self.before) as f64 / took.as_secs_f64().max(1e-9));
+            (self.since, self.before) = (Instant::now(), samples);
+        }
+    }
+}
+
+fn measured((samples, seconds): (u64, f64), peak_per_s: f64, times: &FeedTimes, memory_bytes: usize) -> Measured {
     // Workers are ahead of the consumer: stages are divided by what was made, rates by what was taken.
     let made = times.samples.max(1) as f64;
     let each = |ns: u64| ns as f64 / made / 1e3;
@@ -76,6 +112,7 @@ fn measured(samples: u64, seconds: f64, times: &FeedTimes, memory_bytes: usize) 
     Measured {
         samples,
         samples_per_s: rate,
+        peak_per_s: peak_per_s.max(rate),
         bytes_per_s: rate * times.encoded_bytes as f64 / made,
         read_us: each(times.read_ns),
         decode_us: each(times.decode_ns),

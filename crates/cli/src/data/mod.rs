@@ -1,18 +1,23 @@
 //! `farandole data`: data sets are converted, and the pipeline that reads them is measured.
 //!
 //! `convert` writes shards, `bench` measures, `measure` runs one point of that, `advice` says what the figures mean.
+//! `point` is the command that studies start for each of their points, `copies` makes the copies of a data set that a
+//! study of formats compares.
 //! What is read, and how, is the business of the crate `farandole-data`.
 
 mod advice;
 mod bench;
 mod convert;
+mod copies;
 mod measure;
+mod point;
 
 use std::fs::File;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Args, Subcommand};
 use farandole_data::records::{self, Records, RecordsConfig, ScanProgress};
 use farandole_data::sample::Split;
@@ -22,6 +27,9 @@ use rustix::fs::{Advice, fadvise};
 
 use bench::BenchArgs;
 use convert::ConvertArgs;
+pub(crate) use copies::{Copies, copies, format_of};
+pub(crate) use measure::Measured;
+use point::PointArgs;
 
 /// Convert data sets, and measure how fast they are read.
 #[derive(Args, Debug)]
@@ -34,6 +42,8 @@ pub(crate) struct DataArgs {
 enum DataCommand {
     Convert(Box<ConvertArgs>),
     Bench(Box<BenchArgs>),
+    #[command(hide = true)]
+    Point(Box<PointArgs>),
 }
 
 /// What is read.
@@ -74,8 +84,18 @@ impl From<SplitArg> for Split {
 }
 
 impl SourceArgs {
+    /// A source whose fields are found by their usual names.
+    fn named(source: &str) -> SourceArgs {
+        SourceArgs { source: source.to_owned(), image_field: None, label_field: None }
+    }
+
     /// Finds the records. Shards that have no index are looked through, with a bar on a terminal.
     fn open(&self) -> Result<Opened> {
+        let path = Path::new(self.source.strip_prefix("file://").unwrap_or(&self.source));
+        let is_pattern = self.source.contains(['*', '?', '[', '{']);
+        if !is_remote(&self.source) && !is_pattern {
+            ensure!(path.exists(), "{}: there is no such file or folder", self.source);
+        }
         let options = StorageOptions::from_environment().map_err(|wrong| anyhow!("{wrong}"))?;
         let opened = storage::open(&self.source, &options);
         let (storage, path) = opened.map_err(|error| anyhow!("{error}"))?;
@@ -107,16 +127,62 @@ struct Opened {
 impl Opened {
     /// Asks the kernel to forget what it holds of the files in memory.
     fn forget(&self) -> Result<()> {
-        let objects = self.storage.list("").map_err(|error| anyhow!("{error}"))?;
-        for object in objects {
-            let path = self.storage.local_path(&object.path).ok_or_else(|| {
-                anyhow!("{} is not on this machine: what is kept of it cannot be forgotten", self.storage.describe())
-            })?;
-            let file = File::open(&path).with_context(|| path.display().to_string())?;
-            fadvise(&file, 0, None, Advice::DontNeed).with_context(|| path.display().to_string())?;
-        }
-        Ok(())
+        forget(&*self.storage)
     }
+}
+
+/// Asks the kernel to forget what it holds of a storage's files in memory. Pages that are not on the disk yet are
+/// written first: it would keep those.
+fn forget(storage: &dyn Storage) -> Result<()> {
+    for object in storage.list("").map_err(|error| anyhow!("{error}"))? {
+        let path = storage.local_path(&object.path).ok_or_else(|| {
+            anyhow!("{} is not on this machine: what is kept of it cannot be forgotten", storage.describe())
+        })?;
+        let file = File::open(&path).with_context(|| path.display().to_string())?;
+        file.sync_data().with_context(|| path.display().to_string())?;
+        fadvise(&file, 0, None, Advice::DontNeed).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// Whether a source is read over the network by this process itself, and not from files of this machine.
+pub(crate) fn is_remote(source: &str) -> bool {
+    source.split_once("://").is_some_and(|(scheme, _)| scheme != "file")
+}
+
+/// Why files of a source cannot be read from a disk anew: they lie in memory.
+pub(crate) fn lies_in_memory(source: &str) -> Option<String> {
+    let path = Path::new(source.strip_prefix("file://").unwrap_or(source));
+    let there = path.ancestors().find(|path| path.exists())?;
+    let kind = rustix::fs::statfs(there).ok()?.f_type as i64;
+    [TMPFS, RAMFS].contains(&kind).then(|| format!("{} is a file system in memory: nothing is cold", there.display()))
+}
+
+/// What statfs(2) calls file systems without a disk.
+const TMPFS: i64 = 0x0102_1994;
+const RAMFS: i64 = 0x8584_58f6;
+
+/// Refuses words that are no transform.
+pub(crate) fn check_transform(words: &str) -> Result<()> {
+    point::pixels(words).map(drop)
+}
+
+/// Makes a source cold: the kernel forgets its files. Of what lies on another machine nothing is kept here.
+pub(crate) fn make_cold(source: &str) -> Result<()> {
+    let options = StorageOptions::from_environment().map_err(|wrong| anyhow!("{wrong}"))?;
+    let (storage, _) = storage::open(source, &options).map_err(|error| anyhow!("{error}"))?;
+    if is_remote(source) { Ok(()) } else { forget(&*storage) }
+}
+
+/// Makes a source warm: every record is read once, as long as somebody still wants it.
+pub(crate) fn make_warm(source: &str, wanted: &dyn Fn() -> bool) -> Result<()> {
+    let records = SourceArgs::named(source).open()?.records;
+    let mut encoded = Vec::new();
+    for index in (0..records.len()).take_while(|_| wanted()) {
+        // One that cannot be read is a matter of the run.
+        let _ = records.read(index, &mut encoded);
+    }
+    Ok(())
 }
 
 /// A bar on a terminal, and nothing elsewhere.
@@ -132,6 +198,7 @@ pub(crate) fn run(args: &DataArgs) -> Result<ExitCode> {
     match &args.command {
         DataCommand::Convert(args) => convert::run(args),
         DataCommand::Bench(args) => bench::run(args),
+        DataCommand::Point(args) => point::run(args),
     }
 }
 

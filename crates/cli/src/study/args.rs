@@ -6,12 +6,14 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::Args;
 
+use super::input_args::InputArgs;
 use super::ledger::Workload;
 use super::planes;
 use super::point::numbers;
 use super::sweep::{Axes, Kind};
 
-/// Measure how throughput depends on ranks, batch, threads, model, precision or plane, with real jobs.
+/// Measure how throughput depends on ranks, batch, threads, model, precision, plane, storage, format or loader, with real
+/// jobs.
 ///
 /// Each point is a job of its own, `farandole train` or, with --command, your script, run several times; the median
 /// counts. Results are kept in a folder as they come: the same command again goes on where the last one ended. In the
@@ -24,12 +26,18 @@ use super::sweep::{Axes, Kind};
   farandole study threads --cores 8 --total-batch 64
   farandole study batch --ranks 4 --batches 8,16,32,64,128 --command 'python train.py --batch-size {batch}'
   farandole study planes --ranks 2 --command 'python train.py'
+  farandole study storage --sources /local/photos,/nfs/photos,s3://bucket/photos
+  farandole study format photos --formats folder,tar,tar@256
+  farandole study loader photos --workers 1,2,4 --prefetch 1,2,4 --in-training
 
 A script says how fast it is with lines `throughput: 812.4 samples/s` (one rank, for all) or `rank throughput: …` (every rank, its own).")]
 pub(crate) struct StudyArgs {
     /// What is varied
     #[arg(value_enum, value_name = "KIND")]
     pub(super) kind: Kind,
+
+    #[command(flatten)]
+    pub(super) input: InputArgs,
 
     /// Measure this command instead of the built-in trainer. {ranks}, {threads}, {batch}, {total_batch}, {model},
     /// {precision} and {plane} in it stand for the point's; FARANDOLE_STUDY_RANKS and so on are set as well
@@ -41,7 +49,7 @@ pub(crate) struct StudyArgs {
     #[arg(long, visible_alias = "np", value_name = "LIST")]
     ranks: Option<String>,
 
-    /// Samples of each rank in one step, for all but batch [default: 32]
+    /// Samples of each rank in one step, or of a batch, for all but batch [default: 32]
     #[arg(long, value_name = "SAMPLES")]
     batch: Option<usize>,
 
@@ -147,6 +155,24 @@ impl StudyArgs {
             let kind = self.kind.word();
             ensure!(used || !given, "{flag} means nothing in a study of kind {kind}: {instead}");
         }
+        if self.kind.is_input() {
+            let trains = self.input.in_training;
+            for (flag, given, used) in [
+                ("--command", self.command.is_some(), false),
+                ("--precision", !self.precision.is_empty(), false),
+                ("--ranks", self.ranks.is_some(), trains),
+                ("--threads", self.threads.is_some(), trains),
+                ("--model", !self.model.is_empty(), trains),
+                ("--warm-up", self.warm_up.is_some(), trains),
+                ("--hosts", self.hosts.is_some(), trains),
+                ("words behind --", !self.words.is_empty(), trains),
+            ] {
+                let kind = self.kind.word();
+                let hint =
+                    if used || flag == "--command" || flag == "--precision" { "" } else { " without --in-training" };
+                ensure!(used || !given, "{flag} means nothing in a study of kind {kind}{hint}");
+            }
+        }
         let both = self.batch.is_some() && self.total_batch.is_some();
         ensure!(!both, "--batch and --total-batch: give one of them, the samples of each rank or of all together");
         Ok(())
@@ -171,12 +197,14 @@ impl StudyArgs {
             steps: self.steps,
             warm_up: self.warm_up.unwrap_or(if self.command.is_some() { 1 } else { 3 }),
             hosts: self.hosts.clone(),
+            input: self.input.workload(self.kind),
         }
     }
 
     /// What is varied over what, with the defaults of a machine with so many cores.
     pub(super) fn axes(&self, cores_here: usize) -> Result<Axes> {
         self.refuse_what_would_be_ignored()?;
+        let input = self.input.axes(self.kind, cores_here)?;
         let (batch, threads) = (self.batch.unwrap_or(BATCH), self.threads.unwrap_or(1));
         for (name, value) in
             [("--repeats", self.repeats), ("--steps", self.steps), ("--batch", batch), ("--threads", threads)]
@@ -190,6 +218,7 @@ impl StudyArgs {
             (None, Kind::Batch | Kind::Precision) => vec![cores_here.max(1)],
             (None, Kind::Threads) => Vec::new(),
             (None, Kind::Planes) => vec![PLANES_RANKS],
+            (None, Kind::Storage | Kind::Format | Kind::Loader) => vec![1],
             (None, _) => doublings(cores_here),
         };
         let most = *ranks.last().unwrap_or(&1);
@@ -207,7 +236,15 @@ impl StudyArgs {
         };
         let mut models = several(&self.model, &MODELS, self.kind == Kind::Models);
         if self.model.is_empty() && self.kind != Kind::Models {
-            models = vec![if self.command.is_some() { "command" } else { "resnet20" }.to_owned()];
+            let alone = self.kind.is_input() && !self.input.in_training;
+            let name = if alone {
+                "pipeline"
+            } else if self.command.is_some() {
+                "command"
+            } else {
+                "resnet20"
+            };
+            models = vec![name.to_owned()];
         }
         let precisions = several(&self.precision, &PRECISIONS, self.kind == Kind::Precision);
         ensure!(
@@ -234,12 +271,13 @@ impl StudyArgs {
             planes: several(&self.planes, &planes::PLANES, true),
             cores,
             baseline: self.baseline.clone(),
+            input,
         })
     }
 }
 
 /// 1, 2, 4, … up to the number of cores, which is always among them.
-fn doublings(cores: usize) -> Vec<usize> {
+pub(super) fn doublings(cores: usize) -> Vec<usize> {
     let mut ranks: Vec<usize> = (0..).map(|power| 1 << power).take_while(|&ranks| ranks < cores).collect();
     ranks.push(cores.max(1));
     ranks

@@ -9,6 +9,8 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::fit::{Law, Share, StepTime, knee};
+use super::input::{self, InputFigures};
+use super::input_findings;
 use super::ledger::{Measured, Run, RunOutcome};
 use super::planes::{self, Column, Messages};
 use super::point::Point;
@@ -45,6 +47,22 @@ pub(crate) struct Row {
     pub(crate) refused: Option<String>,
     /// Operations by size, of the run with the median throughput.
     pub(crate) messages: Vec<Messages>,
+    /// What else is known of each run, in a study of the input pipeline.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) input: Vec<InputFigures>,
+}
+
+impl Row {
+    /// Mean of the runs' means, in a study of the input pipeline.
+    pub(crate) fn mean(&self) -> Option<f64> {
+        let sum: f64 = self.input.iter().map(|run| run.mean_per_s).sum();
+        (!self.input.is_empty()).then(|| sum / self.input.len() as f64)
+    }
+
+    /// The highest rate of any part of any run, in a study of the input pipeline.
+    pub(crate) fn maximum(&self) -> Option<f64> {
+        self.input.iter().map(|run| run.peak_per_s).reduce(f64::max)
+    }
 }
 
 /// All rows, and what they come to.
@@ -177,6 +195,7 @@ impl Findings {
                 };
                 self.by_ranks().iter().filter_map(fastest).collect::<Vec<_>>().join("; ")
             }
+            Kind::Storage | Kind::Format | Kind::Loader => input_findings::headline(self),
             Kind::Models => {
                 let beyond: Vec<&&Row> =
                     measured.iter().filter(|row| !row.baseline && row.efficiency.is_some()).collect();
@@ -234,6 +253,9 @@ impl Findings {
                 "A larger batch changes what is learned: scale the learning rate, and compare accuracies.".to_owned(),
             );
         }
+        if self.kind.is_input() {
+            sentences.extend(input_findings::sentences(self));
+        }
         for row in &self.rows {
             let name = label(self.kind, &row.point);
             if row.superlinear {
@@ -284,6 +306,9 @@ pub(crate) fn label(kind: Kind, point: &Point) -> String {
         Kind::Models => format!("{} on {}", point.model, counted(point.ranks, "rank")),
         Kind::Precision => format!("{} on {}", point.precision, counted(point.ranks, "rank")),
         Kind::Planes => format!("{} on {}", point.plane, counted(point.ranks, "rank")),
+        Kind::Storage | Kind::Format | Kind::Loader => {
+            point.input.as_ref().map_or_else(String::new, |input| input::label(kind, input))
+        }
     }
 }
 
@@ -328,6 +353,7 @@ fn row(point: &Point, runs: &[Run]) -> Row {
         failures: failures.collect(),
         refused,
         messages: typical.map_or(Vec::new(), |measured| measured.messages.clone()),
+        input: all.iter().filter_map(|measured| measured.input).collect(),
         runs: values,
     }
 }

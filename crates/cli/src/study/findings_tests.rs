@@ -14,6 +14,7 @@ fn axes(kind: Kind) -> Axes {
         planes: vec!["staged".into(), "own".into(), "nccl".into()],
         cores: 4,
         baseline: None,
+        input: None,
     }
 }
 
@@ -28,6 +29,7 @@ fn runs(points: &[Point], values: &[&[f64]]) -> Vec<Run> {
             phases: vec![("forward".into(), per_s / 1000.0)],
             split: vec![("work".into(), 100.0)],
             messages: Vec::new(),
+            input: None,
         }),
     };
     let of_point = |(point, values): (&Point, &&[f64])| -> Vec<Run> {

@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::input::{InputFigures, InputWorkload};
 use super::planes::Messages;
 use super::point::Point;
 use super::sweep::Kind;
@@ -36,6 +37,9 @@ pub(crate) struct Workload {
     pub(crate) warm_up: usize,
     /// Where it runs, as given.
     pub(crate) hosts: Option<String>,
+    /// What is read, in a study of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) input: Option<InputWorkload>,
 }
 
 /// One run of one point.
@@ -74,6 +78,9 @@ pub(crate) struct Measured {
     /// Operations by size. Empty without a trace.
     #[serde(default)]
     pub(crate) messages: Vec<Messages>,
+    /// What else is known, in a study of the input pipeline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) input: Option<InputFigures>,
 }
 
 /// The folder.
@@ -140,6 +147,7 @@ fn difference(there: &Workload, wanted: &Workload) -> String {
             ("steps", workload.steps.to_string()),
             ("warm-up", workload.warm_up.to_string()),
             ("hosts", workload.hosts.clone().unwrap_or_else(|| "this one".to_owned())),
+            ("input", workload.input.as_ref().map_or_else(|| "none".to_owned(), InputWorkload::text)),
         ]
     };
     let pairs = parts(there).into_iter().zip(parts(wanted));
@@ -194,12 +202,12 @@ mod tests {
     use super::*;
 
     fn workload() -> Workload {
-        Workload { kind: Kind::Weak, command: None, words: Vec::new(), steps: 20, warm_up: 3, hosts: None }
+        Workload { kind: Kind::Weak, command: None, words: Vec::new(), steps: 20, warm_up: 3, hosts: None, input: None }
     }
 
     fn run(repeat: usize, outcome: RunOutcome) -> Run {
         let (model, precision, plane) = ("m".into(), "f32".into(), String::new());
-        let point = Point { model, ranks: 1, threads: 1, batch: 8, precision, plane };
+        let point = Point { model, ranks: 1, threads: 1, batch: 8, precision, plane, input: None };
         Run { point, repeat, seconds: 1.5, outcome }
     }
 
@@ -207,7 +215,7 @@ mod tests {
     fn measured_runs_are_found_again_and_failed_ones_are_not() {
         let folder = farandole_testing::Folder::new();
         let (phases, split, messages) = (Vec::new(), Vec::new(), Vec::new());
-        let measured = Measured { per_s: 5.0, unit: "samples".into(), phases, split, messages };
+        let measured = Measured { per_s: 5.0, unit: "samples".into(), phases, split, messages, input: None };
         let (good, bad) = (run(0, RunOutcome::Measured(measured)), run(1, RunOutcome::Failed("why".into())));
         let ledger = Ledger::open(&folder, &workload(), false).unwrap();
         ledger.keep(&good).unwrap();

@@ -2,14 +2,18 @@
 //!
 //! `args` says what was asked, `sweep` makes points of it, `runner` runs one of them as a job of its own and reads how
 //! fast it was (`throughput` for users' scripts), `ledger` keeps every run as it ends, `findings` says what they mean
-//! (`fit` has the laws), `table` and `page` show it. `planes` knows where tensors on GPUs can be reduced. Runs of
-//! different points take turns: what disturbs the machine for a while disturbs all of them.
+//! (`fit` has the laws), `table` and `page` show it. `planes` knows where tensors on GPUs can be reduced, `input`,
+//! `input_args` and `input_findings` what is read from where and by whom. Runs of different points take turns: what
+//! disturbs the machine for a while disturbs all of them.
 //!
 //! *Not here:* training. A study starts `farandole train` or any command; it knows no tensor.
 
 mod args;
 mod findings;
 mod fit;
+mod input;
+mod input_args;
+mod input_findings;
 mod ledger;
 mod page;
 mod planes;
@@ -47,24 +51,34 @@ pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
         ensure!(!command.trim().is_empty(), "--command is empty");
     } else if args.kind == Kind::Planes {
         bail!("a study of planes runs a script that has its tensors on GPUs: give it with --command");
-    } else {
+    } else if workload.input.as_ref().is_none_or(|input| input.in_training) {
         ensure!(
             cfg!(feature = "train"),
             "this farandole was built without the trainer: build it with `--features train`, or give --command"
         );
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let axes = args.axes(cores)?;
-    let points = sweep::points(&axes)?;
+    let mut axes = args.axes(cores)?;
+    let mut points = sweep::points(&axes)?;
     (0..points.len()).try_for_each(|position| sweep::baseline(&axes, &points, position).map(drop))?;
     let folder = args.folder();
     let ledger = Ledger::open(&folder, &workload, args.fresh)?;
+    let stop = Stop::on_signals()?;
+    if args.kind == Kind::Format {
+        let Some(sources) = copy(args, &folder, &stop)? else {
+            eprintln!("farandole: stopped; the same command goes on from there");
+            return Ok(ExitCode::from(128 + stop.asked().unwrap_or(0)));
+        };
+        let input = axes.input.as_mut().expect("invariant: a study of formats is one of the input pipeline");
+        input.sources.iter_mut().zip(sources).for_each(|((_, source), copy)| *source = copy);
+        points = sweep::points(&axes)?;
+    }
     let runner = Runner {
         executable: std::env::current_exe().context("finding this executable")?,
         workload: workload.clone(),
         timeout: args.timeout(),
         scratch: std::env::current_dir().context("the current directory has gone")?.join(&folder).join("running"),
-        stop: Stop::on_signals()?,
+        stop,
         here: (args.kind == Kind::Planes).then(Here::look),
     };
     let runs = measure_all(&axes, &points, args.repeats, &ledger, &runner)?;
@@ -84,6 +98,17 @@ pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
     Ok(if findings.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Makes the copies that a study of formats compares, or finds them; nothing if it is asked to stop.
+fn copy(args: &StudyArgs, folder: &Path, stop: &Stop) -> Result<Option<Vec<String>>> {
+    let wanted = args.input.copies(folder)?;
+    if args.fresh && wanted.folder.exists() {
+        let named = || format!("removing {}", wanted.folder.display());
+        std::fs::remove_dir_all(&wanted.folder).with_context(named)?;
+    }
+    let copies = crate::data::copies(&wanted, &|| stop.asked().is_some())?;
+    Ok(copies.map(|paths| paths.into_iter().map(|path| path.display().to_string()).collect()))
+}
+
 /// Every run that there is to be, in turns: those that were kept, and those that are made now. There are fewer if the
 /// study is asked to stop.
 fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, runner: &Runner) -> Result<Vec<Run>> {
@@ -91,8 +116,7 @@ fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, r
     let mut left: Vec<(usize, &Point)> = Vec::new();
     for repeat in 0..repeats {
         for point in points {
-            let refused = runner.here.as_ref().and_then(|here| here.refuses(point));
-            match (ledger.measured(point, repeat)?, refused) {
+            match (ledger.measured(point, repeat)?, runner.refuses(point)) {
                 (Some(run), _) => runs.push(run),
                 (None, None) => left.push((repeat, point)),
                 // Not kept: the machine may be another one next time.
@@ -147,9 +171,16 @@ fn keep(folder: &Path, findings: &Findings, subject: &str) -> Result<()> {
 
 /// What was measured and how, in one line.
 fn subject(workload: &Workload, axes: &Axes, repeats: usize) -> String {
-    let what = match &workload.command {
-        Some(command) => format!("`{command}`"),
-        None => format!("{}, {} steps after {} of warm-up", axes.models.join(", "), workload.steps, workload.warm_up),
+    let what = match (&workload.command, &workload.input) {
+        (Some(command), _) => format!("`{command}`"),
+        (None, Some(input)) if !input.in_training => input.text(),
+        (None, Some(input)) => {
+            let (model, steps) = (axes.models.join(", "), workload.steps);
+            format!("{}, {model}, {steps} steps after {} of warm-up", input.text(), workload.warm_up)
+        }
+        (None, None) => {
+            format!("{}, {} steps after {} of warm-up", axes.models.join(", "), workload.steps, workload.warm_up)
+        }
     };
     format!("Study of {}: {what}; {repeats} runs of each point", axes.kind.word())
 }

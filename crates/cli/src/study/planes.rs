@@ -188,7 +188,7 @@ mod tests {
 
     fn point(plane: &str, ranks: usize) -> Point {
         let (model, precision, plane) = ("command".to_owned(), "f32".to_owned(), plane.to_owned());
-        Point { model, ranks, threads: 1, batch: 32, precision, plane }
+        Point { model, ranks, threads: 1, batch: 32, precision, plane, input: None }
     }
 
     #[test]

@@ -6,6 +6,8 @@
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::input::InputPoint;
+
 /// A configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Point {
@@ -22,6 +24,9 @@ pub(crate) struct Point {
     /// Where tensors on GPUs are reduced, in a study of that.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) plane: String,
+    /// What is read, and by whom, in a study of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) input: Option<InputPoint>,
 }
 
 /// Words in braces that a command may hold, and what they stand for.
@@ -35,9 +40,15 @@ impl Point {
 
     /// Its name in files.
     pub(crate) fn name(&self) -> String {
-        let Point { model, ranks, threads, batch, precision, plane } = self;
+        let Point { model, ranks, threads, batch, precision, plane, input } = self;
         let plane = if plane.is_empty() { String::new() } else { format!("-{}", plain(plane)) };
-        format!("{}-r{ranks}-t{threads}-b{batch}-{}{plane}", plain(model), plain(precision))
+        let input = input.as_ref().map_or_else(String::new, |input| {
+            let InputPoint { name, workers, prefetch, cache, .. } = input;
+            // Names of files have 255 bytes at most, and two sources may differ in what cannot be in one.
+            let short: String = plain(name).chars().rev().take(40).collect::<Vec<_>>().into_iter().rev().collect();
+            format!("-{short}-{:08x}-w{workers}-p{prefetch}-{}", fnv(name), cache.word())
+        });
+        format!("{}-r{ranks}-t{threads}-b{batch}-{}{plane}{input}", plain(model), plain(precision))
     }
 
     /// What a placeholder stands for.
@@ -97,6 +108,11 @@ pub(crate) fn numbers(list: &str) -> Result<Vec<usize>> {
 /// A range that is longer was a slip of the finger.
 const MOST: usize = 4096;
 
+/// FNV-1a: the same for the same text in every session.
+fn fnv(text: &str) -> u32 {
+    text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
 /// Letters, digits and dots; everything else becomes an underscore.
 fn plain(text: &str) -> String {
     let keep = |character: char| if character.is_ascii_alphanumeric() || character == '.' { character } else { '_' };
@@ -109,7 +125,7 @@ mod tests {
 
     fn point() -> Point {
         let (model, precision, plane) = ("resnet20".into(), "bf16-wire".into(), String::new());
-        Point { model, ranks: 2, threads: 3, batch: 32, precision, plane }
+        Point { model, ranks: 2, threads: 3, batch: 32, precision, plane, input: None }
     }
 
     #[test]

@@ -87,7 +87,15 @@ mod tests {
     use super::*;
 
     fn point(ranks: usize) -> Point {
-        Point { model: "m".into(), ranks, threads: 1, batch: 8, precision: "f32".into(), plane: String::new() }
+        Point {
+            model: "m".into(),
+            ranks,
+            threads: 1,
+            batch: 8,
+            precision: "f32".into(),
+            plane: String::new(),
+            input: None,
+        }
     }
 
     #[test]

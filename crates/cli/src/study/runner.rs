@@ -16,6 +16,7 @@ use farandole_cluster::launch::exec_shim;
 use farandole_insight::history::History;
 use farandole_insight::loss::TimeSplit;
 
+use super::input::{self, Cache, InputFigures};
 use super::ledger::{Measured, Workload};
 use super::planes::{self, Here, Messages};
 use super::point::Point;
@@ -71,14 +72,35 @@ impl Runner {
         Ok(measured)
     }
 
+    /// Why this machine cannot measure a point, if it cannot.
+    pub(crate) fn refuses(&self, point: &Point) -> Option<String> {
+        self.here.as_ref().and_then(|here| here.refuses(point)).or_else(|| input::refuses(point))
+    }
+
+    /// Whether the input pipeline is measured without a training.
+    fn alone(&self) -> bool {
+        self.workload.input.as_ref().is_some_and(|input| !input.in_training)
+    }
+
+    /// Before a training: its samples lie in memory, or do not. A pipeline alone sees to that itself.
+    fn prepare(&self, point: &Point) -> Result<()> {
+        match &point.input {
+            Some(input) if !self.alone() && input.cache == Cache::Cold => crate::data::make_cold(&input.source),
+            Some(input) if !self.alone() => crate::data::make_warm(&input.source, &|| self.stop.asked().is_none()),
+            _ => Ok(()),
+        }
+    }
+
     /// Runs it to its end.
     fn run(&self, point: &Point, log: &Path) -> Result<()> {
+        self.prepare(point)?;
         let file = File::create(log).with_context(|| format!("making {}", log.display()))?;
         let mut child = Command::new(&self.executable)
             .args(["rank", "--"])
             .arg(&self.executable)
             .args(self.words(point))
             .env(exec_shim::AGENT, std::process::id().to_string())
+            .envs(self.cache_folder(point).map(|folder| (farandole_settings::DATA_CACHE.name, folder)))
             .stdin(Stdio::null())
             .stdout(file.try_clone().context("the log twice")?)
             .stderr(file)
@@ -94,6 +116,13 @@ impl Runner {
                 last_lines(log)
             ),
         }
+    }
+
+    /// Where blocks of remote objects are kept: nowhere, unless the point says so.
+    fn cache_folder(&self, point: &Point) -> Option<OsString> {
+        let input = point.input.as_ref()?;
+        let folder = self.scratch.with_file_name("cache").into_os_string();
+        Some(if input.cache == Cache::Disk { folder } else { OsString::new() })
     }
 
     /// Waits for the end; a job that takes too long, or that nobody wants any more, is told to end, and in the end made
@@ -126,6 +155,10 @@ impl Runner {
 
     /// The words of the job.
     fn words(&self, point: &Point) -> Vec<OsString> {
+        if let (Some(workload), Some(input), true) = (&self.workload.input, &point.input, self.alone()) {
+            let words = input::words(workload, point, input, &self.scratch.join("figures.json"));
+            return words.into_iter().map(OsString::from).collect();
+        }
         let text = |text: &str| OsString::from(text);
         let number = |number: usize| OsString::from(number.to_string());
         let file = |name: &str| self.scratch.join(name).into_os_string();
@@ -146,8 +179,16 @@ impl Runner {
                 ]);
                 let given = |flag: &str| self.workload.words.iter().any(|word| word.starts_with(flag));
                 // An epoch that is long enough for all steps. A folder has the images that it has.
-                if !given("--samples") && !given("--data") {
+                if !given("--samples") && !given("--data") && point.input.is_none() {
                     flags.push((text("--samples"), number(steps * point.total_batch())));
+                }
+                if let Some(input) = &point.input {
+                    flags.extend([
+                        (text("--data"), text(&input.source)),
+                        (text("--workers"), number(input.workers)),
+                        (text("--prefetch"), number(input.prefetch)),
+                        (text("--warm-up-steps"), number(self.workload.warm_up)),
+                    ]);
                 }
                 (text("train"), self.workload.words.iter().map(OsString::from).collect())
             }
@@ -170,8 +211,16 @@ impl Runner {
 
     /// What it has left behind.
     fn read(&self, point: &Point) -> Result<Measured> {
+        if self.alone() {
+            return self.read_alone();
+        }
+        let mut input = None;
         let Throughput { per_s, unit } = match &self.workload.command {
-            None => summary(&self.scratch.join("log.jsonl"))?,
+            None => {
+                let (throughput, figures) = summary(&self.scratch.join("log.jsonl"))?;
+                input = point.input.as_ref().and(figures);
+                throughput
+            }
             Some(_) => {
                 let digits = point.ranks.saturating_sub(1).to_string().len();
                 let output = |rank: usize| {
@@ -184,19 +233,38 @@ impl Runner {
             }
         };
         let Times { phases, split, messages } = where_time_went(&self.scratch.join("trace"))?;
-        Ok(Measured { per_s, unit, phases, split, messages })
+        Ok(Measured { per_s, unit, phases, split, messages, input })
+    }
+
+    /// What the pipeline by itself has left behind.
+    fn read_alone(&self) -> Result<Measured> {
+        let file = self.scratch.join("figures.json");
+        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        let (figures, phases) = InputFigures::alone(&serde_json::from_str(&text).context("the figures")?);
+        let (split, messages) = (Vec::new(), Vec::new());
+        let (per_s, unit) = (figures.mean_per_s, "samples".to_owned());
+        Ok(Measured { per_s, unit, phases, split, messages, input: Some(figures) })
     }
 }
 
 /// What the trainer says at its end, in the last line of its log. The median over steps counts, which does not mind the
 /// first ones.
-fn summary(log: &Path) -> Result<Throughput> {
+fn summary(log: &Path) -> Result<(Throughput, Option<InputFigures>)> {
     let text = fs::read_to_string(log).with_context(|| format!("reading {}", log.display()))?;
     let last = text.lines().rev().find(|line| line.contains("\"summary\""));
     let last = last.context("the trainer's log has no summary")?;
     let value: serde_json::Value = serde_json::from_str(last).context("the trainer's summary")?;
     let per_s = value["median_samples_per_s"].as_f64().filter(|per_s| *per_s > 0.0);
-    Ok(Throughput { per_s: per_s.context("the trainer's summary has no throughput")?, unit: "samples".to_owned() })
+    let per_s = per_s.context("the trainer's summary has no throughput")?;
+    let ranks = value["samples_per_s_by_rank"].as_array();
+    let peak = ranks.map(|ranks| ranks.iter().filter_map(|rank| rank["upper"].as_f64()).sum::<f64>());
+    let figures = value["samples_per_s"].as_f64().zip(peak).map(|(mean_per_s, peak_per_s)| InputFigures {
+        mean_per_s,
+        peak_per_s,
+        bytes_per_s: None,
+        broken: 0,
+    });
+    Ok((Throughput { per_s, unit: "samples".to_owned() }, figures))
 }
 
 /// Seconds of an iteration by phase, percent of all time by cause, and operations by size.

@@ -8,6 +8,7 @@ use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use super::input::InputAxes;
 use super::point::Point;
 
 /// What is varied.
@@ -28,6 +29,12 @@ pub(crate) enum Kind {
     Precision,
     /// Where tensors on GPUs are reduced, with and without MPS
     Planes,
+    /// Where samples lie
+    Storage,
+    /// How samples are stored
+    Format,
+    /// Who reads samples: workers, batches ahead, caches
+    Loader,
 }
 
 impl Kind {
@@ -41,7 +48,15 @@ impl Kind {
             Kind::Models => "models",
             Kind::Precision => "precision",
             Kind::Planes => "planes",
+            Kind::Storage => "storage",
+            Kind::Format => "format",
+            Kind::Loader => "loader",
         }
+    }
+
+    /// Whether it is about the input pipeline.
+    pub(crate) fn is_input(self) -> bool {
+        matches!(self, Kind::Storage | Kind::Format | Kind::Loader)
     }
 
     /// Whether ranks are varied beside something else, so that points are compared with those on as many ranks.
@@ -72,6 +87,8 @@ pub(crate) struct Axes {
     pub(crate) cores: usize,
     /// The number of ranks, batch, threads, model, precision or plane that is compared with, where it is not the first.
     pub(crate) baseline: Option<String>,
+    /// Of a study of the input pipeline; none in others.
+    pub(crate) input: Option<InputAxes>,
 }
 
 /// The points of a study, in the order in which they are shown.
@@ -83,6 +100,7 @@ pub(crate) fn points(axes: &Axes) -> Result<Vec<Point>> {
         batch: axes.batches[0],
         precision: axes.precisions[0].clone(),
         plane: String::new(),
+        input: None,
     };
     let points: Vec<Point> = match axes.kind {
         Kind::Weak => axes.ranks.iter().map(|&ranks| Point { ranks, ..one.clone() }).collect(),
@@ -105,6 +123,10 @@ pub(crate) fn points(axes: &Axes) -> Result<Vec<Point>> {
         }
         Kind::Planes => {
             on_all_ranks(axes, axes.planes.iter().map(|plane| Point { plane: plane.clone(), ..one.clone() }))
+        }
+        Kind::Storage | Kind::Format | Kind::Loader => {
+            let inputs = axes.input.iter().flat_map(InputAxes::points).collect::<Vec<_>>();
+            on_all_ranks(axes, inputs.iter().map(|input| Point { input: Some(input.clone()), ..one.clone() }))
         }
     };
     ensure!(!points.is_empty(), "nothing to measure");
@@ -151,10 +173,20 @@ pub(crate) fn baseline(axes: &Axes, points: &[Point], position: usize) -> Result
         Kind::Batch => point.batch.to_string(),
         Kind::Precision => point.precision.clone(),
         Kind::Planes => point.plane.clone(),
+        Kind::Storage | Kind::Format => point.input.as_ref().map_or_else(String::new, |input| input.name.clone()),
+        Kind::Loader => point.input.as_ref().map_or_else(String::new, |input| input.workers.to_string()),
     };
     let own = &points[position];
     let alike = |point: &Point| match axes.kind {
         Kind::Models => point.model == own.model,
+        Kind::Storage | Kind::Format => {
+            let of = |point: &Point| point.input.as_ref().map(|input| (input.cache, input.workers, input.prefetch));
+            point.ranks == own.ranks && of(point) == of(own)
+        }
+        Kind::Loader => {
+            let of = |point: &Point| point.input.as_ref().map(|input| input.cache);
+            point.ranks == own.ranks && of(point) == of(own)
+        }
         kind => !kind.compares_within_ranks() || point.ranks == own.ranks,
     };
     let wanted = |point: &Point| axes.baseline.as_ref().is_none_or(|baseline| *baseline == value(point));
@@ -189,6 +221,7 @@ mod tests {
             planes: vec!["staged".into(), "own".into()],
             cores: 4,
             baseline: None,
+            input: None,
         }
     }
 

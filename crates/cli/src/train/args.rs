@@ -194,7 +194,7 @@ impl TrainArgs {
         let mut job = TrainJob::new();
         let data = &mut job.data;
         set(&mut data.name, self.data.clone());
-        if farandole_train::GENERATED.iter().all(|name| *name != data.name) {
+        if farandole_train::GENERATED.iter().all(|name| *name != data.name) && !data.name.contains("://") {
             data.name = here.join(&data.name).display().to_string();
         }
         data.samples = self.samples;

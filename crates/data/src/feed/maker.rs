@@ -20,6 +20,7 @@ use crate::loader::{Complaints, LoaderError, UNREADABLE_IN_A_ROW, misfit, partne
 use crate::records::Records;
 use crate::sample::{Label, Labels};
 use crate::shard::{Permutation, SampleOrder, Shard};
+use crate::took::Took;
 use crate::transform::{Scratch, StageTimes};
 
 /// The most samples of a part. An image takes a millisecond or more, so even one is worth a lock; eight make a tenth of
@@ -75,6 +76,7 @@ pub(super) struct Piece {
     labels: Labels,
     indices: Vec<usize>,
     replaced: usize,
+    took: Took,
 }
 
 /// What a worker uses again.
@@ -85,6 +87,8 @@ pub(super) struct Desk {
     /// The other of a pair.
     other: Vec<u8>,
     charge: Option<Charge>,
+    /// What the part of the moment took to read.
+    took: Took,
 }
 
 /// A sample that was read.
@@ -245,7 +249,9 @@ impl Maker {
     fn read(&self, index: usize, chance: &mut Chance, out: &mut [u8], desk: &mut Desk) -> Result<Label, SampleError> {
         let began = Instant::now();
         let label = self.records.read(index, &mut desk.encoded);
-        add_time(&self.tally.read_ns, began.elapsed());
+        let reading = began.elapsed();
+        add_time(&self.tally.read_ns, reading);
+        desk.took.read_ns += reading.as_nanos() as u64;
         let label = label?;
         if let Content::Images(pixels) = &self.content {
             let done = pixels.recipe.apply(&desk.encoded, chance, out, &mut desk.scratch);
@@ -253,11 +259,13 @@ impl Maker {
         }
         add(&self.tally.samples, 1);
         add(&self.tally.encoded_bytes, desk.encoded.len() as u64);
+        desk.took.samples += 1;
+        desk.took.encoded_bytes += desk.encoded.len() as u64;
         Ok(label)
     }
 
     /// After each part: what it took, and how much memory the worker has.
-    fn settle(&self, desk: &mut Desk, before: StageTimes) {
+    fn settle(&self, desk: &mut Desk, before: StageTimes) -> Took {
         let now = desk.scratch.times();
         add(&self.tally.decode_ns, now.decode_ns - before.decode_ns);
         add(&self.tally.transform_ns, now.transform_ns - before.transform_ns);
@@ -267,6 +275,18 @@ impl Maker {
         }
         let bytes = desk.encoded.capacity() + desk.other.capacity();
         desk.charge.get_or_insert_with(|| Charge::new(&self.ledger, 0)).change(bytes);
+        let read = std::mem::take(&mut desk.took);
+        let pixels = match &self.content {
+            Content::Images(pixels) => pixels.shape().height * pixels.shape().width,
+            Content::Encoded => 0,
+        };
+        Took {
+            decode_ns: now.decode_ns - before.decode_ns,
+            stored_pixels: now.stored_pixels - before.stored_pixels,
+            change_ns: now.transform_ns - before.transform_ns + now.store_ns - before.store_ns,
+            made_pixels: u64::from(read.samples) * pixels as u64,
+            ..read
+        }
     }
 }
 
@@ -317,7 +337,7 @@ impl Craft for Walk {
             let Some(()) = self.samples(part, desk, &mut unmixed, &mut current, wanted)? else { return Ok(None) };
             self.mixed(step, part, &unmixed.found, desk, &mut current).map(Some)
         });
-        self.maker.settle(desk, before);
+        let took = self.maker.settle(desk, before);
         let made = made.unwrap_or_else(|message| {
             let name = |index| guarded(|| self.maker.records.name(index)).unwrap_or_else(|_| format!("sample {index}"));
             let sample = current.map_or_else(|| format!("the batch of step {step}"), name);
@@ -330,7 +350,7 @@ impl Craft for Walk {
         let indices = found.iter().map(|found| found.index).collect();
         let empty = part.memory.split(0);
         let memory = std::mem::replace(&mut part.memory, empty);
-        Ok(Some(Piece { memory, rest: part.rest.take(), encoded, ends, labels, indices, replaced }))
+        Ok(Some(Piece { memory, rest: part.rest.take(), encoded, ends, labels, indices, replaced, took }))
     }
 
     fn join(&self, step: usize, pieces: Vec<Piece>) -> Result<FeedBatch, LoaderError> {
@@ -340,7 +360,9 @@ impl Craft for Walk {
         let (mut indices, mut replaced) = (Vec::with_capacity(count), 0);
         let (mut bytes, mut ends) = (Vec::new(), Vec::new());
         let (mut memory, mut rest) = (Vec::with_capacity(pieces.len()), None);
+        let mut took = Took::default();
         for piece in pieces {
+            took.add(&piece.took);
             labels.append(piece.labels);
             indices.extend(piece.indices);
             replaced += piece.replaced;
@@ -348,6 +370,9 @@ impl Craft for Walk {
             bytes.extend(piece.encoded);
             memory.push(piece.memory);
             rest = rest.or(piece.rest);
+        }
+        if let Some(recorder) = &maker.recorder {
+            took.record(recorder, self.workers);
         }
         let images = if matches!(maker.content, Content::Encoded) {
             let charge = Charge::new(&maker.ledger, bytes.capacity());

@@ -14,6 +14,7 @@ use super::super::resample::{Grid, resample};
 use crate::image::{Colours, Decoder, MAX_ENCODED_BYTES, Picture, Rect, Size, Source};
 use crate::sample::{ImageShape, normalised};
 use crate::storage::regular;
+use crate::took::{Took, timed};
 
 /// How an image is brought to a size. Its sides keep their proportions: what is too much on two sides is cut off
 /// evenly.
@@ -26,7 +27,12 @@ pub(crate) enum Fit {
 }
 
 /// Reads a file and brings it to a shape with one or three bands. The error is the cause alone.
-pub(super) fn read(path: &Path, shape: ImageShape, fit: Fit) -> Result<Vec<f32>, String> {
+pub(super) fn read(path: &Path, shape: ImageShape, fit: Fit, took: &mut Took) -> Result<Vec<f32>, String> {
+    let bytes = timed(&mut took.read_ns, || bytes_of(path))?;
+    decode_timed(&bytes, shape, fit, took)
+}
+
+fn bytes_of(path: &Path) -> Result<Vec<u8>, String> {
     let (mut file, length) = regular::open(path).map_err(|error| error.to_string())?;
     if length > MAX_ENCODED_BYTES as u64 {
         return Err(format!("it has {length} bytes; images may have {MAX_ENCODED_BYTES}"));
@@ -34,13 +40,27 @@ pub(super) fn read(path: &Path, shape: ImageShape, fit: Fit) -> Result<Vec<f32>,
     let mut bytes = Vec::with_capacity(length as usize);
     // What grows while it is read is no image, either.
     (&mut file).take(MAX_ENCODED_BYTES as u64).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    decode(&bytes, shape, fit)
+    Ok(bytes)
+}
+
+/// Decodes the contents of a file, and counts them.
+pub(crate) fn decode_timed(bytes: &[u8], shape: ImageShape, fit: Fit, took: &mut Took) -> Result<Vec<f32>, String> {
+    took.encoded_bytes += bytes.len() as u64;
+    let (image, pixels) = timed(&mut took.decode_ns, || decode_counted(bytes, shape, fit))?;
+    took.stored_pixels += pixels;
+    Ok(image)
 }
 
 /// Decodes the contents of a file.
-pub(crate) fn decode(encoded: &[u8], shape: ImageShape, fit: Fit) -> Result<Vec<f32>, String> {
+#[cfg(test)]
+pub(crate) fn decode(bytes: &[u8], shape: ImageShape, fit: Fit) -> Result<Vec<f32>, String> {
+    decode_counted(bytes, shape, fit).map(|(image, _)| image)
+}
+
+/// The image, and how many pixels it had before it was brought to the shape.
+fn decode_counted(encoded: &[u8], shape: ImageShape, fit: Fit) -> Result<(Vec<f32>, u64), String> {
     let source = Source::new(encoded)?;
-    let part = seen(source.size(), shape, fit);
+    let (size, part) = (source.size(), seen(source.size(), shape, fit));
     let colours = if shape.bands == 1 { Colours::Grey } else { Colours::Rgb };
     let mut picture = Picture::default();
     source.decode(part, 1, colours, &mut Decoder::default(), &mut picture)?;
@@ -53,7 +73,7 @@ pub(crate) fn decode(encoded: &[u8], shape: ImageShape, fit: Fit) -> Result<Vec<
         band.extend(picture.pixels().iter().map(|pixel| normalised(f32::from(pixel[number]) / 255.0)));
         image.extend(resample(&band, from, to));
     }
-    Ok(image)
+    Ok((image, (size.height * size.width) as u64))
 }
 
 /// The part of an image that is seen.

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use super::resample::{Grid, coarsen};
 use super::{DataError, DataSet, SampleError, Unit};
 use crate::sample::{ImageShape, Label, Sample, Split, Task};
+use crate::took::Took;
 pub use table::MAX_LABELS;
 
 use draw::{NOTHING, hash, some_of, split_by_chance};
@@ -286,6 +287,10 @@ impl DataSet for ImageFolder {
     }
 
     fn sample(&self, split: Split, index: usize) -> Result<Sample, SampleError> {
+        self.sample_timed(split, index, &mut Took::default())
+    }
+
+    fn sample_timed(&self, split: Split, index: usize, took: &mut Took) -> Result<Sample, SampleError> {
         let fail = |cause: String| SampleError { sample: self.name(split, index), cause };
         let entries = self.entries(split);
         let entry = entries
@@ -294,11 +299,11 @@ impl DataSet for ImageFolder {
         if let Task::SuperResolution { scale } = self.task {
             let (height, width) = (self.shape.height * scale, self.shape.width * scale);
             let fine = ImageShape { bands: self.shape.bands, height, width };
-            let larger = decode::read(&entry.path, fine, decode::Fit::Cut).map_err(fail)?;
+            let larger = decode::read(&entry.path, fine, decode::Fit::Cut, took).map_err(fail)?;
             let image = coarsen(&larger, Grid { height, width }, scale);
             return Ok(Sample { image, label: Label::Image(larger) });
         }
-        let image = decode::read(&entry.path, self.shape, decode::Fit::Resize).map_err(fail)?;
+        let image = decode::read(&entry.path, self.shape, decode::Fit::Resize, took).map_err(fail)?;
         let label = match (&entry.known, self.task) {
             (Known::Class(class), _) => Label::Class(*class),
             (Known::Value(value), _) => Label::Value((value - self.unit.mean) / self.unit.deviation),

@@ -15,6 +15,7 @@ use super::super::{Augment, DataSet};
 use super::{Complaints, LoaderError};
 use crate::crew::{Craft, guarded, part_samples};
 use crate::sample::{Label, Labels, Sample, SampleBatch, Split, Task, mix_into};
+use crate::took::{Took, timed};
 
 /// Samples in a row that may be unreadable before the data as a whole is taken to be gone.
 pub(crate) const UNREADABLE_IN_A_ROW: usize = 1_000;
@@ -53,6 +54,7 @@ struct Place<'a> {
 pub(super) struct Made {
     samples: Vec<Option<Sample>>,
     replaced: usize,
+    took: Took,
 }
 
 impl Walk {
@@ -99,12 +101,12 @@ impl Craft for Walk {
         wanted: &dyn Fn() -> bool,
     ) -> Result<Option<Made>, LoaderError> {
         self.guarded(step, |place, current| {
-            let mut made = Made { samples: Vec::with_capacity(positions.len()), replaced: 0 };
+            let mut made = Made { samples: Vec::with_capacity(positions.len()), replaced: 0, took: Took::default() };
             for position in positions {
                 if !wanted() {
                     return Ok(None);
                 }
-                let (sample, unreadable) = self.maker.sample(place, position, current)?;
+                let (sample, unreadable) = self.maker.sample(place, position, current, &mut made.took)?;
                 made.replaced += usize::from(unreadable);
                 made.samples.push(sample);
             }
@@ -114,8 +116,18 @@ impl Craft for Walk {
 
     fn join(&self, step: usize, pieces: Vec<Made>) -> Result<SampleBatch, LoaderError> {
         let replaced = pieces.iter().map(|piece| piece.replaced).sum();
+        let mut took = Took::default();
+        pieces.iter().for_each(|piece| took.add(&piece.took));
         let samples: Vec<Option<Sample>> = pieces.into_iter().flat_map(|piece| piece.samples).collect();
-        self.guarded(step, |place, current| self.maker.lay(place, step, &samples, replaced, current))
+        let mut laying_ns = 0;
+        let lay = || self.guarded(step, |place, current| self.maker.lay(place, step, &samples, replaced, current));
+        let laid = timed(&mut laying_ns, lay);
+        took.change_ns += laying_ns;
+        // What is judged by is made at other times than what is learned from.
+        if let Some(recorder) = self.maker.recorder.as_ref().filter(|_| self.maker.split == Split::Train) {
+            took.record(recorder, self.workers);
+        }
+        laid
     }
 
     fn thread_name(&self) -> &'static str {
@@ -153,7 +165,7 @@ impl Maker {
                 if positions.contains(&partner) {
                     laid.push_mixed(sample, samples[partner - positions.start].as_ref().unwrap_or(sample), share);
                 } else {
-                    let (other, _) = self.sample(place, partner, current)?;
+                    let (other, _) = self.sample(place, partner, current, &mut Took::default())?;
                     laid.push_mixed(sample, other.as_ref().unwrap_or(sample), share);
                 }
             } else {
@@ -180,6 +192,7 @@ impl Maker {
         place: &Place<'_>,
         position: usize,
         current: &mut Option<usize>,
+        took: &mut Took,
     ) -> Result<(Option<Sample>, bool), LoaderError> {
         let first = place.order.at(position);
         let (shape, task) = (self.data.shape(), self.data.task());
@@ -188,11 +201,13 @@ impl Maker {
         for attempt in 0..attempts {
             let index = (first + attempt) % self.shard.length;
             *current = Some(index);
-            match self.data.sample(self.split, index) {
+            match self.data.sample_timed(self.split, index, took) {
                 Ok(mut sample) => {
                     self.check(index, &sample)?;
                     let mut chance = Chance::new(self.seed, StreamPurpose::Augmentation, place.epoch, first as u64);
-                    self.augment.apply(&mut sample, shape, task, &mut chance);
+                    timed(&mut took.change_ns, || self.augment.apply(&mut sample, shape, task, &mut chance));
+                    took.samples += 1;
+                    took.made_pixels += (shape.height * shape.width) as u64;
                     return Ok((Some(sample), attempt > 0));
                 }
                 Err(error) => {

@@ -11,13 +11,14 @@ use super::config::{LabelKind, RecordsConfig};
 use super::find::{Format, Found, PARTS, find, shown};
 use super::{Records, npy, open_found};
 use crate::chance::{Chance, StreamPurpose};
-use crate::folder::decode::{Fit, decode};
+use crate::folder::decode::{Fit, decode_timed};
 use crate::folder::draw::{drawn_evenly, drawn_for_tests, hash};
 use crate::folder::{FolderConfig, Meaning};
 use crate::format::StoredFile;
 use crate::resample::{Grid, coarsen};
 use crate::sample::{ImageShape, Label, Sample, Split, Task};
 use crate::storage::Storage;
+use crate::took::{Took, timed};
 use crate::{DataError, DataSet, SampleError, Unit};
 
 /// Records, decoded. See the module's text.
@@ -239,21 +240,25 @@ impl DataSet for RecordsDataSet {
     }
 
     fn sample(&self, split: Split, index: usize) -> Result<Sample, SampleError> {
+        self.sample_timed(split, index, &mut Took::default())
+    }
+
+    fn sample_timed(&self, split: Split, index: usize, took: &mut Took) -> Result<Sample, SampleError> {
         let fail = |cause: String| SampleError { sample: self.name(split, index), cause };
         let Part { records, chosen } = self.part(split);
         let number = chosen
             .get(index)
             .ok_or_else(|| fail(format!("there are {} in this split, and they begin with 0", chosen.len())))?;
         let mut encoded = Vec::new();
-        let label = records.read(*number, &mut encoded)?;
+        let label = timed(&mut took.read_ns, || records.read(*number, &mut encoded))?;
         if let Task::SuperResolution { scale } = self.task {
             let (height, width) = (self.shape.height * scale, self.shape.width * scale);
             let fine = ImageShape { bands: self.shape.bands, height, width };
-            let larger = decode(&encoded, fine, Fit::Cut).map_err(fail)?;
+            let larger = decode_timed(&encoded, fine, Fit::Cut, took).map_err(fail)?;
             let image = coarsen(&larger, Grid { height, width }, scale);
             return Ok(Sample { image, label: Label::Image(larger) });
         }
-        let image = decode(&encoded, self.shape, Fit::Resize).map_err(fail)?;
+        let image = decode_timed(&encoded, self.shape, Fit::Resize, took).map_err(fail)?;
         let label = match label {
             Label::Value(value) => Label::Value((value - self.unit.mean) / self.unit.deviation),
             label => label,

@@ -85,6 +85,8 @@ pub struct StageTimes {
     pub transform_ns: u64,
     /// From pixels to numbers.
     pub store_ns: u64,
+    /// Pixels of the images as they are stored, whether all of them were decoded or not.
+    pub stored_pixels: u64,
 }
 
 /// Memory that is used again, one for each thread.
@@ -175,7 +177,8 @@ impl Recipe {
         let mut clock = Clock::start();
         let source = Source::new(encoded)?;
         let mut pass = Pass { recipe: self, chance, scratch, mirror: Mirror::default(), next: 0 };
-        let view = pass.view(source.size())?;
+        let stored = source.size();
+        let view = pass.view(stored)?;
         let view = pass.decode(&source, view)?;
         let decode_ns = clock.lap();
         pass.finish_view(view);
@@ -190,6 +193,7 @@ impl Recipe {
         // The next sample with the same stream draws something else.
         chance.bits();
         times.decode_ns += decode_ns;
+        times.stored_pixels += (stored.height * stored.width) as u64;
         times.transform_ns += transform_ns;
         times.store_ns += clock.lap();
         Ok(())

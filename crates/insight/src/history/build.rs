@@ -18,7 +18,7 @@ use super::device::{self, DeviceHistory};
 use super::gap::{self, Usable};
 use super::graph::{self, UnderWay};
 use super::lane::{self, Blocked};
-use super::{History, OperationHistory, Passage, Phase, RankHistory, own};
+use super::{History, InputHistory, OperationHistory, Passage, Phase, RankHistory, own};
 use farandole_trace::Trace;
 use farandole_trace::event::{self, Collective, Event, GroupNumber, NameId, Record};
 use farandole_trace::machine;
@@ -187,6 +187,7 @@ fn rank_history(
         iterations: thread.map_or(Vec::new(), |thread| lane::iterations(trace, thread, records.there.1, clock)),
         samples: thread.map_or(Vec::new(), |thread| own::samples_of(trace, thread, &lane, clock)),
         device: DeviceHistory::of(trace, clock),
+        input: InputHistory::of(trace, clock),
         lane,
         phases,
     }

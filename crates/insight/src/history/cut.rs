@@ -153,6 +153,7 @@ impl History {
                 sample.at_ns = moved(sample.at_ns);
             }
             rank.device.keep(|at_ns| touches(at_ns, at_ns), moved);
+            rank.input.keep(|at_ns| touches(at_ns, at_ns), moved);
         }
         let (settings, gaps) = (self.settings.clone(), self.gaps.clone());
         let end_ns = moved(self.end_ns);

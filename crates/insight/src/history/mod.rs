@@ -20,6 +20,7 @@ mod cut;
 mod device;
 mod gap;
 mod graph;
+mod input;
 mod lane;
 mod legs;
 mod own;
@@ -29,6 +30,7 @@ pub use build::BuildError;
 pub use cut::{TimeWindow, WindowError};
 pub use device::{CacheLookups, DeviceHistory, DeviceTime};
 pub use gap::{Gap, Lack};
+pub use input::{InputHistory, InputTime, InputWork};
 pub use legs::Legs;
 pub use own::HotSpots;
 pub(crate) use own::{OwnCode, own_code};
@@ -79,6 +81,8 @@ pub struct RankHistory {
     pub samples: Vec<StackSample>,
     /// Its device, if it has one.
     pub device: DeviceHistory,
+    /// What its loader did, if it is one that says so.
+    pub input: InputHistory,
 }
 
 /// Where the program's thread was at a moment.

@@ -5,7 +5,7 @@
 
 use crate::loss::ranks_text;
 use crate::profile::size_text;
-use crate::verdict::{HotSpot, Location, Reason, Recommendation, percent_text, time_text};
+use crate::verdict::{ConvertedInput, HotSpot, InputNeeds, Location, Reason, Recommendation, percent_text, time_text};
 
 /// A recommendation in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +32,7 @@ pub fn wording(recommendation: &Recommendation) -> Wording {
             examine_input(ranks, location, *there_ns, *elsewhere_ns)
         }
         Recommendation::RaiseLoaderWorkers { factor } => raise_loader_workers(*factor),
+        Recommendation::FeedSamples(needs) => feed_samples(needs),
         Recommendation::PreprocessOffline => preprocess_offline(),
         Recommendation::UseRecordFormat => use_record_format(),
         Recommendation::ReduceOwnCodeOf { ranks, there_ns, elsewhere_ns, hot_spot } => {
@@ -104,6 +105,48 @@ fn raise_loader_workers(factor: f64) -> Wording {
         "tensorflow: dataset.map(f, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)",
     ];
     Wording::new(change, &how)
+}
+
+fn feed_samples(needs: &InputNeeds) -> Wording {
+    let InputNeeds { ranks, workers, fed_per_s, taken_per_s, needed, cores, percent_by_stage, converted } = needs;
+    let counted = |count: usize| format!("{count} worker{}", if count == 1 { "" } else { "s" });
+    let who = match (*workers, *ranks) {
+        (0, 1) => "The program's own thread, without workers, feeds".to_owned(),
+        (0, _) => "The own thread of each rank, without workers, feeds".to_owned(),
+        (1, 1) => "1 worker feeds".to_owned(),
+        (workers, 1) => format!("{workers} workers feed"),
+        (1, _) => "1 worker of each rank feeds".to_owned(),
+        (workers, _) => format!("{workers} workers of each rank feed"),
+    };
+    let of_rank = if *ranks == 1 { "the training takes" } else { "each rank takes" };
+    let there = cores.map_or_else(String::new, |cores| match *ranks {
+        1 => format!(" (of {cores:.0} cores)"),
+        _ => format!(" (of {cores:.1} cores for each rank)"),
+    });
+    let mut change = format!(
+        "{who} {fed_per_s:.0} samples/s, {of_rank} {taken_per_s:.0} when it never waits: {}{there}",
+        counted(*needed)
+    );
+    if cores.is_some_and(|cores| *needed as f64 > cores) {
+        change += ", which is more than there are";
+    }
+    if let Some(ConvertedInput { needed, .. }) = converted {
+        change += &format!("; or convert the images once: {}", counted(*needed));
+    }
+    let [reading, decoding, changing] = percent_by_stage;
+    change += &format!(
+        ". A worker's time is {reading:.0} % reading, {decoding:.0} % decoding, {changing:.0} % changing pixels."
+    );
+    let mut how = vec![
+        format!("farandole train … --workers {needed}"),
+        format!("Loader(…, num_workers={needed})   # farandole.data"),
+    ];
+    how.extend(
+        converted.iter().map(|converted| {
+            format!("farandole data convert SOURCE FOLDER --to tar --resize {}", converted.shorter_side)
+        }),
+    );
+    Wording::new(change, &how.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 fn preprocess_offline() -> Wording {

@@ -9,12 +9,14 @@
 
 mod analysis;
 mod devices;
+mod needs;
 mod recommendation;
 mod rules;
 mod words;
 
 pub use analysis::Analysis;
 pub use devices::{CacheRate, DeviceUse, Devices};
+pub use needs::{ConvertedInput, InputNeeds};
 pub use recommendation::{HotSpot, Location, Reason, Recommendation};
 pub use rules::rule_names;
 pub use words::{percent_text, time_text};

@@ -3,6 +3,8 @@
 //! The rules choose a [`Recommendation`] and fill in the figures behind it. The words and the command lines that go
 //! with it are in [`report::wording`](crate::report::wording), and nowhere else.
 
+use super::InputNeeds;
+
 /// Something that the user can change.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -20,6 +22,8 @@ pub enum Recommendation {
     },
     /// Run this many times as many loader workers.
     RaiseLoaderWorkers { factor: f64 },
+    /// Give the loader as many workers as the training takes samples for, or make the samples cheaper.
+    FeedSamples(InputNeeds),
     /// Move decoding and resizing out of the input pipeline.
     PreprocessOffline,
     /// Read few large files instead of many small ones.

@@ -4,9 +4,9 @@
 mod sketch;
 
 use farandole_insight::history::{
-    Activity, CacheLookups, DeviceHistory, DeviceTime, Gap, History, Lack, Phase, PhaseKind, RankHistory,
+    Activity, CacheLookups, DeviceHistory, DeviceTime, Gap, History, InputTime, Lack, Phase, PhaseKind, RankHistory,
 };
-use farandole_trace::event::{Collective, DeviceCache, DeviceStep};
+use farandole_trace::event::{Collective, DeviceCache, DeviceStep, InputStage};
 pub(crate) use sketch::{Cost, Sketch};
 
 /// A millisecond.
@@ -21,6 +21,7 @@ pub(crate) fn all() -> Vec<(&'static str, History)> {
     vec![
         ("perfect", perfect()),
         ("starved", starved()),
+        ("starved, with figures", starved_with_figures()),
         ("one starves", one_starves()),
         ("own code", own_code()),
         ("own code on one rank", own_code_on_one()),
@@ -69,6 +70,27 @@ pub(crate) fn starved() -> History {
         (0..4).for_each(|rank| sketch.compute(rank, 38 * MS));
         sketch.allreduce(1 << 20, EXCHANGE);
     })
+}
+
+/// The same, with a loader that says what it does: 3 workers make 16 samples for each iteration of 100 ms, which is
+/// 18.75 ms of a worker for each.
+pub(crate) fn starved_with_figures() -> History {
+    let mut history = starved();
+    for rank in &mut history.ranks {
+        rank.cores = Some(32);
+        for iteration in &rank.iterations {
+            let stages = [
+                (InputStage::Read, 28 * MS, 16 * 60_000),
+                (InputStage::Decode, 256 * MS, 16 * 500 * 375),
+                (InputStage::Change, 16 * MS, 16 * 32 * 32),
+            ];
+            for (stage, ns, amount) in stages {
+                let time = InputTime { at_ns: iteration.from_ns, stage, workers: 3, samples: 16, ns, amount };
+                rank.input.stages.push(time);
+            }
+        }
+    }
+    history
 }
 
 pub(crate) fn one_starves() -> History {

@@ -6,6 +6,7 @@ mod chart;
 use farandole_insight::report::page::{document, escaped, section};
 
 use super::findings::{Findings, Row, label};
+use super::input::InputPoint;
 use super::sweep::Kind;
 use super::table;
 use chart::{Series, lines, seconds, stacks};
@@ -47,8 +48,12 @@ pub(crate) fn page(findings: &Findings, subject: &str) -> String {
             &lines("Efficiency", (axis(findings), &labels), &series, percent),
         ));
     }
-    sections.push(section("Time of an iteration by phase", "phases", &phases(findings)));
-    sections.push(section("Where the time of all ranks went", "causes", &causes(findings)));
+    let alone = findings.rows.iter().any(|row| row.phases.iter().any(|(name, _)| name == "read"));
+    let title = if alone { "Time of a sample by stage, of one worker" } else { "Time of an iteration by phase" };
+    sections.push(section(title, "phases", &phases(findings)));
+    if !alone {
+        sections.push(section("Where the time of all ranks went", "causes", &causes(findings)));
+    }
     if let Some(messages) = findings.messages() {
         let text = format!("<div class=\"scroll\"><pre>{}</pre></div>\n", escaped(&messages));
         sections.push(section("Operations by size, plane beside plane", "messages", &text));
@@ -83,6 +88,7 @@ fn place(findings: &Findings, row: &Row) -> String {
         (Kind::Precision, true) => format!("{}·{}", point.precision, point.ranks),
         (Kind::Planes, false) => point.plane.clone(),
         (Kind::Planes, true) => format!("{}·{}", point.plane, point.ranks),
+        (Kind::Storage | Kind::Format | Kind::Loader, _) => input(row, |input| input_place(findings, input)),
     }
 }
 
@@ -98,7 +104,63 @@ fn axis(findings: &Findings) -> &'static str {
         (Kind::Precision, true) => "how gradients travel · ranks",
         (Kind::Planes, false) => "plane",
         (Kind::Planes, true) => "plane · ranks",
+        (Kind::Storage, _) => "storage",
+        (Kind::Format, _) => "format",
+        (Kind::Loader, _) => "workers",
     }
+}
+
+/// What of a point of the input pipeline stands below its place: its source, and its workers where they differ.
+fn input_place(findings: &Findings, input: &InputPoint) -> String {
+    if findings.kind == Kind::Loader {
+        return input.workers.to_string();
+    }
+    /// Characters that fit below a place.
+    const LONG: usize = 16;
+    let name: Vec<char> = input.name.chars().collect();
+    let end: String = name[name.len().saturating_sub(LONG)..].iter().collect();
+    let name = if name.len() > LONG { format!("…{end}") } else { end };
+    let differ = |row: &Row| row.point.input.as_ref().is_some_and(|other| other.workers != input.workers);
+    if findings.rows.iter().any(differ) { format!("{name}·{}", input.workers) } else { name }
+}
+
+fn input(row: &Row, text: impl Fn(&InputPoint) -> String) -> String {
+    row.point.input.as_ref().map_or_else(String::new, text)
+}
+
+/// Throughput of the input pipeline: a line for each cache and number of batches ahead, and the maxima.
+fn input_throughput(findings: &Findings) -> String {
+    let name = |row: &Row| {
+        input(row, |input| match findings.kind {
+            Kind::Loader => format!("{} ahead, {}", input.prefetch, input.cache.word()),
+            _ => input.cache.word().to_owned(),
+        })
+    };
+    let (mut places, mut lines_): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
+    for row in &findings.rows {
+        for (known, new) in [(&mut places, place(findings, row)), (&mut lines_, name(row))] {
+            if !known.contains(&new) {
+                known.push(new);
+            }
+        }
+    }
+    let value = |line: &str, at: &str, value: fn(&Row) -> Option<f64>| {
+        findings.rows.iter().find(|row| name(row) == line && place(findings, row) == at).and_then(value)
+    };
+    let series = |line: &String, what: &str, of: fn(&Row) -> Option<f64>, measured: bool| Series {
+        name: format!("{line}: {what}, {}/s", findings.unit),
+        values: places.iter().map(|at| value(line, at, of)).collect(),
+        measured,
+    };
+    let mut all: Vec<Series> = lines_.iter().map(|line| series(line, "median", |row| row.median, true)).collect();
+    if findings.kind != Kind::Loader {
+        all.extend(lines_.iter().map(|line| series(line, "maximum", Row::maximum, false)));
+    }
+    lines("Throughput", (axis(findings), &places), &all, rate)
+}
+
+fn rate(value: f64) -> String {
+    if value > 0.0 && value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
 fn percent(value: f64) -> String {
@@ -106,6 +168,9 @@ fn percent(value: f64) -> String {
 }
 
 fn throughput(findings: &Findings, labels: &[String]) -> String {
+    if findings.kind.is_input() {
+        return input_throughput(findings);
+    }
     let best = |row: &Row| row.runs.iter().copied().reduce(f64::max).filter(|_| row.runs.len() > 1);
     let worst = |row: &Row| row.runs.iter().copied().reduce(f64::min).filter(|_| row.runs.len() > 1);
     let mut series = vec![Series {
@@ -117,9 +182,7 @@ fn throughput(findings: &Findings, labels: &[String]) -> String {
         series.push(Series { name: "fastest run".into(), values: column(findings, best), measured: false });
         series.push(Series { name: "slowest run".into(), values: column(findings, worst), measured: false });
     }
-    lines("Throughput", (axis(findings), labels), &series, |value| {
-        if value > 0.0 && value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") }
-    })
+    lines("Throughput", (axis(findings), labels), &series, rate)
 }
 
 fn speedup(findings: &Findings, labels: &[String]) -> String {

@@ -17,6 +17,7 @@ fn findings() -> Findings {
         planes: vec!["staged".into(), "own".into(), "nccl".into()],
         cores: 4,
         baseline: None,
+        input: None,
     };
     let points = sweep::points(&axes).unwrap();
     let run = |position: usize, repeat: usize, per_s: f64| Run {
@@ -29,6 +30,7 @@ fn findings() -> Findings {
             phases: vec![("forward".into(), 0.01), ("backward".into(), 0.02)],
             split: vec![("work".into(), 90.0), ("transfer".into(), 10.0)],
             messages: Vec::new(),
+            input: None,
         }),
     };
     let runs = [run(0, 0, 100.0), run(0, 1, 104.0), run(1, 0, 180.0), run(2, 0, 300.0)];

@@ -1,0 +1,266 @@
+//! Studies of the input pipeline: where data lies (`storage`), how it is stored (`format`), and who reads it (`loader`).
+//!
+//! A point is a source, how many workers read it, how many batches they are ahead, and what is kept of it ([`Cache`]).
+//! *Alone*, the pipeline makes batches that nobody uses (`farandole data point`); *in training*, `farandole train`
+//! uses them.
+//!
+//! **Invariant:** no user name, password or query of a URL is kept or shown: points are known by [`shown`] names.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::point::Point;
+use super::sweep::Kind;
+use crate::data;
+
+/// What is kept of a source from one read to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Cache {
+    /// Nothing: files are read from the disk, objects over the network
+    Cold,
+    /// Memory: everything was read just before
+    Warm,
+    /// A folder on this machine's disk holds blocks of remote objects, which were read before
+    Disk,
+}
+
+impl Cache {
+    /// The word on the command line.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Cache::Cold => "cold",
+            Cache::Warm => "warm",
+            Cache::Disk => "disk",
+        }
+    }
+}
+
+/// What a point of these studies has beside the others.
+#[derive(Clone, Debug, Eq, Serialize, Deserialize)]
+pub(crate) struct InputPoint {
+    /// What people call the source, or the format of a copy. Points are known by it.
+    pub(crate) name: String,
+    /// What is read. It may hold a password, so it is not written down.
+    #[serde(skip)]
+    pub(crate) source: String,
+    /// Threads of each rank that make batches.
+    pub(crate) workers: usize,
+    /// Batches ahead.
+    pub(crate) prefetch: usize,
+    /// What is kept.
+    pub(crate) cache: Cache,
+}
+
+impl PartialEq for InputPoint {
+    fn eq(&self, other: &InputPoint) -> bool {
+        let of = |point: &InputPoint| (point.workers, point.prefetch, point.cache);
+        self.name == other.name && of(self) == of(other)
+    }
+}
+
+/// What is the same for all points, and must be for runs to be comparable.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct InputWorkload {
+    /// The source of all points, where it is one.
+    pub(crate) source: Option<String>,
+    /// What is done to images, alone.
+    pub(crate) transform: String,
+    /// How long each run takes, alone.
+    pub(crate) seconds: f64,
+    /// Whether a training uses the batches.
+    pub(crate) in_training: bool,
+    /// Records of each copy, in a study of formats.
+    pub(crate) samples: usize,
+}
+
+impl InputWorkload {
+    /// One line.
+    pub(crate) fn text(&self) -> String {
+        let InputWorkload { source, transform, seconds, in_training, samples } = self;
+        let source = source.as_ref().map_or_else(String::new, |source| format!("{source}, "));
+        let records = if *samples > 0 { format!("{samples} records at most, ") } else { String::new() };
+        match in_training {
+            true => format!("{source}{records}in training"),
+            false => format!("{source}{records}{transform}, {seconds} s each"),
+        }
+    }
+}
+
+/// What is varied.
+#[derive(Clone, Debug)]
+pub(crate) struct InputAxes {
+    /// Names and what is read.
+    pub(crate) sources: Vec<(String, String)>,
+    pub(crate) workers: Vec<usize>,
+    pub(crate) prefetch: Vec<usize>,
+    pub(crate) caches: Vec<Cache>,
+}
+
+impl InputAxes {
+    /// Every source with everything else, in the order in which they are shown.
+    pub(crate) fn points(&self) -> Vec<InputPoint> {
+        let mut points = Vec::new();
+        for (name, source) in &self.sources {
+            for &cache in &self.caches {
+                for &prefetch in &self.prefetch {
+                    for &workers in &self.workers {
+                        points.push(InputPoint {
+                            name: name.clone(),
+                            source: source.clone(),
+                            workers,
+                            prefetch,
+                            cache,
+                        });
+                    }
+                }
+            }
+        }
+        points
+    }
+}
+
+/// Names of sources that nobody confuses, and that hold no secret.
+pub(crate) fn named(sources: &[String]) -> Result<Vec<(String, String)>> {
+    let named: Vec<(String, String)> = sources.iter().map(|source| (shown(source), source.clone())).collect();
+    for (position, (name, source)) in named.iter().enumerate() {
+        ensure!(!source.trim().is_empty(), "--sources: an empty name");
+        let twice = named[..position].iter().any(|(other, _)| other == name);
+        ensure!(!twice, "--sources: {name} is there twice");
+    }
+    Ok(named)
+}
+
+/// A source without what may be secret.
+pub(crate) fn shown(source: &str) -> String {
+    let Some((scheme, rest)) = source.split_once("://") else { return source.to_owned() };
+    let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let path = path.split(['?', '#']).next().unwrap_or_default();
+    format!("{scheme}://{authority}{path}")
+}
+
+/// Why a point cannot be measured here, if it cannot.
+pub(crate) fn refuses(point: &Point) -> Option<String> {
+    let input = point.input.as_ref()?;
+    let remote = data::is_remote(&input.source);
+    match input.cache {
+        Cache::Disk if !remote => {
+            Some("its files lie on this machine: there is nothing to keep on its disk".to_owned())
+        }
+        Cache::Cold if !remote => data::lies_in_memory(&input.source),
+        _ => None,
+    }
+}
+
+/// What distinguishes a point, in words; `several` says what differs between the points of a study.
+pub(crate) fn label(kind: Kind, input: &InputPoint) -> String {
+    let InputPoint { name, workers, prefetch, cache, .. } = input;
+    let workers = format!("{workers} worker{}", if *workers == 1 { "" } else { "s" });
+    match kind {
+        Kind::Loader => format!("{workers}, {prefetch} ahead, {}", cache.word()),
+        _ => format!("{}, {}, {workers}", short(name), cache.word()),
+    }
+}
+
+/// The end of a long name, which is what differs.
+pub(crate) fn short(name: &str) -> String {
+    /// Characters that fit beside a bar.
+    const LONG: usize = 32;
+    let count = name.chars().count();
+    if count <= LONG {
+        return name.to_owned();
+    }
+    format!("…{}", name.chars().skip(count - LONG).collect::<String>())
+}
+
+/// Words of the job that measures a point alone.
+pub(crate) fn words(workload: &InputWorkload, point: &Point, input: &InputPoint, figures: &Path) -> Vec<String> {
+    let mut words: Vec<String> = ["data", "point"].map(str::to_owned).to_vec();
+    for (flag, value) in [
+        ("--transform", workload.transform.clone()),
+        ("--batch", point.batch.to_string()),
+        ("--workers", input.workers.to_string()),
+        ("--prefetch", input.prefetch.to_string()),
+        ("--seconds", workload.seconds.to_string()),
+        ("--figures", figures.display().to_string()),
+    ] {
+        words.extend([flag.to_owned(), value]);
+    }
+    words.extend((input.cache == Cache::Cold).then(|| "--cold".to_owned()));
+    words.extend(["--".to_owned(), input.source.clone()]);
+    words
+}
+
+/// What is known of a run of these studies beside its throughput.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct InputFigures {
+    /// Over all of the run.
+    pub(crate) mean_per_s: f64,
+    /// In the best part of it: a tenth of the time alone, the upper quantile of the steps in training.
+    pub(crate) peak_per_s: f64,
+    /// Bytes of records, alone.
+    pub(crate) bytes_per_s: Option<f64>,
+    /// Samples that could not be read, alone.
+    pub(crate) broken: u64,
+}
+
+impl InputFigures {
+    /// Those of a run alone, with the seconds of a sample by stage.
+    pub(crate) fn alone(measured: &data::Measured) -> (InputFigures, Vec<(String, f64)>) {
+        let &data::Measured { samples_per_s, peak_per_s, bytes_per_s, broken, .. } = measured;
+        let figures = InputFigures { mean_per_s: samples_per_s, peak_per_s, bytes_per_s: Some(bytes_per_s), broken };
+        let stages = [
+            ("read", measured.read_us),
+            ("decode", measured.decode_us),
+            ("change", measured.transform_us),
+            ("store", measured.store_us),
+        ];
+        (figures, stages.map(|(name, us)| (name.to_owned(), us / 1e6)).to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_secret_of_a_url_is_shown_and_no_name_is_there_twice() {
+        assert_eq!(shown("https://me:pass@host/a?sig=secret"), "https://host/a");
+        assert_eq!(shown("photos/a@b"), "photos/a@b");
+        let twice = named(&["https://a@h/x".into(), "https://b@h/x".into()]).unwrap_err().to_string();
+        assert!(twice.contains("https://h/x is there twice"), "{twice}");
+        assert!(named(&["a".into(), " ".into()]).is_err());
+    }
+
+    #[test]
+    fn points_are_all_combinations() {
+        let axes = InputAxes {
+            sources: vec![("a".into(), "a".into()), ("b".into(), "b".into())],
+            workers: vec![1, 2],
+            prefetch: vec![2],
+            caches: vec![Cache::Cold, Cache::Warm],
+        };
+        let points = axes.points();
+        assert_eq!(points.len(), 8);
+        assert_eq!(label(Kind::Storage, &points[1]), "a, cold, 2 workers");
+        assert_eq!(label(Kind::Loader, &points[2]), "1 worker, 2 ahead, warm");
+    }
+
+    #[test]
+    fn what_is_written_of_a_point_holds_no_source_and_finds_it_again() {
+        let point = InputPoint {
+            name: "https://h/x".into(),
+            source: "https://me:pass@h/x".into(),
+            workers: 1,
+            prefetch: 2,
+            cache: Cache::Cold,
+        };
+        let text = serde_json::to_string(&point).unwrap();
+        assert!(!text.contains("pass"), "{text}");
+        assert_eq!(serde_json::from_str::<InputPoint>(&text).unwrap(), point);
+    }
+}
