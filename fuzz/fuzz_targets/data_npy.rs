@@ -4,4 +4,6 @@
 #[path = "../../crates/data/tests/corpus/bodies.rs"]
 mod bodies;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| bodies::npy(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    bodies::npy(bytes);
+});

@@ -77,8 +77,8 @@ def test_batches_are_those_of_torch(folder: str, framework: str, dtype: str, lay
 def test_ranks_without_samples_in_the_last_step_have_empty_batches(folder: str, framework: str) -> None:
     whole = list(load(folder, "torch", batch=12))
     ranks = [list(load(folder, framework, batch=3, rank=rank, world_size=4)) for rank in range(4)]
-    assert [len(rank[-1][1]) for rank in ranks] == [1, 1, 0, 0]
-    assert tuple(ranks[3][-1][0].shape) == (0, 3, 12, 12)
+    assert sorted(len(rank[-1][1]) for rank in ranks) == [0, 0, 1, 1]
+    assert [tuple(rank[-1][0].shape) for rank in ranks].count((0, 3, 12, 12)) == 2
     for step, expected in enumerate(whole):
         for place, right in enumerate(expected):
             together = numpy.concatenate([plain(rank[step][place]) for rank in ranks])

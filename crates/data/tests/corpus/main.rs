@@ -61,8 +61,11 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
 }
 
 /// Replays the seeds of a target, and tries what they become when they are damaged.
-fn try_all(target: &str, made: &[Seed], check: impl Fn(&[u8])) {
-    replay(target, made, &check);
+fn try_all(target: &str, made: &[Seed], check: impl Fn(&[u8]) -> usize) {
+    assert!(check(&made[0].1) > 0, "the first seed is a good file");
+    replay(target, made, |bytes| {
+        check(bytes);
+    });
     let count = std::env::var("FARANDOLE_MUTATIONS").map_or(MUTATIONS, |text| text.parse().unwrap());
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     for number in 0..count {
