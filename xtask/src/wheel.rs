@@ -10,6 +10,7 @@
 //! packs what its tests have built, into `target/wheels-of-tests`, so that nothing has to be compiled again; what is in
 //! a wheel, its tag and how it is installed and runs are checked alike. Both are stripped.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
@@ -110,13 +111,41 @@ fn build(profile: Profile) -> Result<Vec<PathBuf>> {
     let word = if profile == Profile::Release { "release" } else { "dev" };
     let words = ["build", "--profile", word, "--strip", "--locked", "--manifest-path", "bindings/python/Cargo.toml"];
     let tag = format!("manylinux_2_{policy}");
-    Shell::new(maturin).words(&words).words(&["--out", &text(&dist)?, "--compatibility", &tag]).run()?;
+    let maturin = Shell::new(maturin).words(&words).words(&["--out", &text(&dist)?, "--compatibility", &tag]);
+    match profile {
+        Profile::Release => maturin.run()?,
+        Profile::Dev => maturin.env("CARGO", text(&cargo_of_tests()?)?).run()?,
+    };
     let alias = ["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"];
     Shell::new(python()).words(&alias).words(&["--wheel-dir", &text(&dist)?, "./bindings/horovod"]).run()?;
     let ours = the_wheel(&dist, "farandole-")?;
     look_into(&ours, &tag, limit_bytes(profile))?;
     println!("glibc 2.{newest} and later: {tag}");
     Ok(vec![ours, the_wheel(&dist, "horovod-")?])
+}
+
+/// What maturin is given for cargo when it packs what the tests have built. It asks cargo for the module alone, with
+/// settings of its own for PyO3, and cargo would compile most crates again: with the features that the module wants,
+/// not with those that all packages want together. This one asks for everything, finds it built, and answers with a
+/// stripped copy of the module.
+fn cargo_of_tests() -> Result<PathBuf> {
+    let target = tools::target_dir();
+    let (script, module) = (target.join("cargo-of-tests"), target.join("debug/libfarandole_python.so"));
+    let build = Shell::new("cargo").words(&["build", "--all-targets", "--message-format=json-render-diagnostics"]);
+    let lines = format!(
+        "#!/bin/sh\nset -e\n[ \"$1\" = rustc ] || exec cargo \"$@\"\n\
+         unset PYO3_BUILD_EXTENSION_MODULE PYO3_CONFIG_FILE PYO3_ENVIRONMENT_SIGNATURE PYO3_PYTHON \
+         PYTHON_SYS_EXECUTABLE\n\
+         {build} >'{messages}'\nstrip -o '{stripped}' '{module}'\n\
+         sed 's|\"{module}\"|\"{stripped}\"|' '{messages}'\n",
+        build = build.words(&Scope::Everything.words(&[])).line(),
+        messages = text(&target.join("messages-of-tests.json"))?,
+        stripped = text(&target.join("libfarandole_python.stripped.so"))?,
+        module = text(&module)?,
+    );
+    std::fs::write(&script, lines).with_context(|| format!("writing {}", script.display()))?;
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
+    Ok(script)
 }
 
 /// The command, with the trainer in it.

@@ -86,7 +86,7 @@ impl From<SplitArg> for Split {
 impl SourceArgs {
     /// A source whose fields are found by their usual names.
     fn named(source: &str) -> SourceArgs {
-        SourceArgs { source: source.to_owned(), image_field: None, label_field: None }
+        SourceArgs { source: source.to_owned(), image_field: None, label_field: None, split: None }
     }
 
     /// Finds the records. Shards that have no index are looked through, with a bar on a terminal.

@@ -1,4 +1,5 @@
-//! Studies of the input pipeline: where data lies (`storage`), how it is stored (`format`), and who reads it (`loader`).
+//! Studies of the input pipeline: where data lies (`storage`), how it is stored (`format`), and who reads it
+//! (`loader`).
 //!
 //! A point is a source, how many workers read it, how many batches they are ahead, and what is kept of it ([`Cache`]).
 //! *Alone*, the pipeline makes batches that nobody uses (`farandole data point`); *in training*, `farandole train`
