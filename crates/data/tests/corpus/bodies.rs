@@ -1,9 +1,9 @@
 //! What must hold for any bytes that are taken for a file of some format: the fuzzer's targets, and what a test runs
 //! over seeds and mutations of them.
 //!
-//! A body says how many records could be read: of a seed that is whole, some can. It
-//! ends, takes no more memory than a limit allows, and every record that comes out is as the reader says it is. Checksums
-//! that would keep damage from decoders are made right where a format has them.
+//! A body says how many records could be read: of a seed that is whole, some can. It ends, takes no more memory than a
+//! limit allows, and every record that comes out is as the reader says it is. Checksums that would keep damage from
+//! decoders are made right where a format has them.
 
 #![allow(dead_code, reason = "each fuzz target calls one of them")]
 
