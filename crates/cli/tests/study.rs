@@ -351,7 +351,7 @@ mod of_the_input {
     #[test]
     fn a_storage_that_cannot_be_read_is_named_and_the_others_are_measured() {
         let folder = photos();
-        let sources = "photos,nowhere,s3://me:secret@bucket/x?sig=secret";
+        let sources = "photos,nowhere,https://me:secret@localhost:9/x?sig=secret";
         let words = ["storage", "--sources", sources, "--cache", "warm,disk", "--repeats", "1"];
         let output = study(&folder, &short(&words));
         assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -396,7 +396,7 @@ mod of_the_input {
             (&["format", "photos", "--samples", "0"], "--samples 0"),
             (&["loader", "photos", "--workers", "0"], "1,2,4"),
             (&["loader", "photos", "--transform", "enlarge"], "enlarge"),
-            (&["loader", "photos", "--seconds", "-1"], "--seconds"),
+            (&["loader", "photos", "--seconds", "0"], "--seconds"),
             (&["loader", "photos", "--ranks", "2"], "without --in-training"),
             (&["loader", "photos", "--command", "true"], "--command means nothing"),
             (&["loader", "photos", "--cache", "warm,warm"], "warm is there twice"),

@@ -87,6 +87,10 @@ fn too_few_cores_small_images_and_slow_storage_change_the_advice() {
         "{said:?}"
     );
     assert_eq!(said.how.len(), 2, "images are as small as samples: converting them gains nothing");
+    // Workers that make enough are not told to be more.
+    let mut fed = history.clone();
+    fed.ranks.iter_mut().flat_map(|rank| &mut rank.input.stages).for_each(|time| time.ns /= 100);
+    assert!(!top(&judged(&fed)).1.contains(&"loader-workers"));
     // A rank whose loader says nothing: the others' figures are not the job's.
     history.ranks[1].input.stages.clear();
     let verdict = judged(&history);

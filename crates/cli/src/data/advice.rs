@@ -81,15 +81,16 @@ fn needed(figures: &Figures<'_>, need: f64) -> String {
         false => format!(", and this machine has {} cores", figures.cores),
     };
     let mut said = format!(
-        "One worker feeds {:.0} samples/s, you need {need:.0}: {own:.0} workers{enough}",
-        figures.alone.samples_per_s
+        "One worker feeds {:.0} samples/s, you need {need:.0}: {own:.0} worker{}{enough}",
+        figures.alone.samples_per_s,
+        if own > 1.0 { "s" } else { "" }
     );
     match worth(figures) {
-        Some((side, reduced)) => {
+        Some((side, reduced)) if workers(reduced.samples_per_s) < own => {
             let fewer = workers(reduced.samples_per_s);
             said += &format!("; or convert once, then {fewer:.0}: {}", command(side));
         }
-        None => said.push('.'),
+        _ => said.push('.'),
     }
     said
 }

@@ -172,13 +172,22 @@ fn cache_sentences(rows: &[Known<'_>]) -> Vec<String> {
         for fast @ (_, kept, fast_per_s) in rows.iter().filter(|(_, input, _)| alike(input)) {
             let (name, word, ratio) = (short(&cold.name), kept.cache.word(), fast_per_s / slow_per_s);
             let place = format!("{name} with {}", workers(cold.workers));
-            said.push(match same(fast, slow) || ratio < 1.0 {
-                false => format!("{place}: {word} is {ratio:.2}× cold, which is what a cache gains."),
-                true => format!("{place}: {word} is no faster than cold: reading is not what limits."),
+            let reads = share_of(slow.0, "read") > MOST;
+            said.push(match (same(fast, slow) || ratio < 1.0, ratio <= SAME && !reads) {
+                (false, _) => format!("{place}: {word} is {ratio:.2}× cold, which is what a cache gains."),
+                (true, true) => format!("{place}: {word} is no faster than cold: reading is not what limits."),
+                (true, false) => format!("{place}: {word} and cold differ by no more than their runs do."),
             });
         }
     }
     said
+}
+
+/// The share of a stage, or a phase, of all of a row's time.
+fn share_of(row: &Row, stage: &str) -> f64 {
+    let all: f64 = row.phases.iter().map(|(_, seconds)| seconds).sum();
+    let of_stage = row.phases.iter().find(|(name, _)| name == stage);
+    of_stage.map_or(0.0, |(_, seconds)| seconds / all.max(f64::MIN_POSITIVE))
 }
 
 /// What limits points of the pipeline alone, those with the same limit together.
@@ -191,15 +200,10 @@ fn stage_sentences(kind: Kind, rows: &[Known<'_>]) -> Vec<String> {
         ),
         ("change", "changing pixels: cores limit"),
     ];
-    let share = |row: &Row, stage: &str| {
-        let all: f64 = row.phases.iter().map(|(_, seconds)| seconds).sum();
-        let of_stage = row.phases.iter().find(|(name, _)| name == stage);
-        of_stage.map_or(0.0, |(_, seconds)| seconds / all.max(f64::MIN_POSITIVE))
-    };
     let mut said = Vec::new();
     for (stage, meaning) in limits {
-        let limited: Vec<&Row> = rows.iter().map(|known| known.0).filter(|row| share(row, stage) > MOST).collect();
-        let shares = limited.iter().map(|row| 100.0 * share(row, stage));
+        let limited: Vec<&Row> = rows.iter().map(|known| known.0).filter(|row| share_of(row, stage) > MOST).collect();
+        let shares = limited.iter().map(|row| 100.0 * share_of(row, stage));
         let (least, most) = shares.fold((f64::MAX, 0.0f64), |(least, most), share| (least.min(share), most.max(share)));
         let points = match limited.as_slice() {
             [] => continue,

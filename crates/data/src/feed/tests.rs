@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use farandole_trace::Recorder;
+use farandole_trace::event::{Event, InputStage};
 
 use super::*;
 use crate::SampleError;
@@ -346,6 +347,18 @@ fn stages_are_counted_and_the_work_of_workers_is_recorded() {
     let begun =
         trace.records.iter().filter(|record| format!("{:?}", record.event).contains("PhaseBegin { phase: InputWork"));
     assert_eq!(begun.clone().count(), 8, "each batch has two parts");
+    let stages: Vec<(InputStage, u16, u32, u64)> = trace
+        .records
+        .iter()
+        .filter_map(|record| match record.event {
+            Event::InputTook { stage, workers, samples, amount, .. } => Some((stage, workers, samples, amount)),
+            _ => None,
+        })
+        .collect();
+    let read = stages.iter().filter(|stage| stage.0 == InputStage::Read);
+    assert_eq!(read.clone().map(|stage| stage.2).sum::<u32>(), 64, "{stages:?}");
+    assert!(read.clone().all(|&(_, workers, samples, bytes)| (workers, samples, bytes) == (2, 16, 16 * 101)));
+    assert!(stages.contains(&(InputStage::Change, 2, 16, 16 * 16)), "4 x 4 pixels of each sample: {stages:?}");
     for record in begun {
         let name = trace.threads.get(&record.thread);
         assert!(name.is_some_and(|name| name.starts_with("feed")), "{name:?}");

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use farandole_trace::event::{Event, InputStage};
 use proptest::prelude::*;
 
 use super::*;
@@ -362,6 +363,11 @@ fn the_work_of_workers_is_recorded_on_their_threads() {
         trace.records.iter().filter(|record| format!("{:?}", record.event).contains("PhaseBegin { phase: InputWork"));
     let here = std::thread::current().name().map(str::to_owned);
     assert_eq!(begun.clone().count(), 10);
+    let took = trace.records.iter().filter_map(|record| match record.event {
+        Event::InputTook { stage: InputStage::Change, workers, samples, .. } => Some((workers, samples)),
+        _ => None,
+    });
+    assert_eq!(took.collect::<Vec<_>>(), [(2, 4); 10], "what a data set does that does not read is changing");
     for record in begun {
         let name = trace.threads.get(&record.thread).cloned();
         assert!(name != here && name.as_deref().is_some_and(|name| name.starts_with("loader")), "{name:?}");

@@ -36,7 +36,9 @@ pub(super) fn loader_workers(analysis: &Analysis<'_>, finding: &Finding) -> Opti
         return None;
     }
     if let Some(needs) = InputNeeds::of(analysis.history) {
-        return Some(proposal(analysis, Recommendation::FeedSamples(needs)));
+        // Workers that make enough are not what is waited for: the first batches, or a disturbance, are.
+        let feeds = needs.fed_per_s < needs.taken_per_s;
+        return feeds.then(|| proposal(analysis, Recommendation::FeedSamples(needs)));
     }
     let useful = analysis.useful_ns().max(1) as f64;
     let input: u64 = (0..analysis.history.size()).map(|rank| analysis.input_ns(rank)).sum();
