@@ -1,7 +1,7 @@
 //! What making samples took, by stage: for the trace, so that a report can say how many workers a training needs.
 //!
-//! A worker adds up what its part of a batch took ([`Took`]); whoever joins the parts records the sum, once for a batch.
-//! What a thread waits for while it reads or decodes (a disk, a core) counts for the stage.
+//! A worker adds up what its part of a batch took ([`Took`]); whoever joins the parts records the sum, once for a
+//! batch. What a thread waits for while it reads or decodes (a disk, a core) counts for the stage.
 
 use std::time::Instant;
 

@@ -12,8 +12,8 @@ use super::planes;
 use super::point::numbers;
 use super::sweep::{Axes, Kind};
 
-/// Measure how throughput depends on ranks, batch, threads, model, precision, plane, storage, format or loader, with real
-/// jobs.
+/// Measure how throughput depends on ranks, batch, threads, model, precision, plane, storage, format or loader, with
+/// real jobs.
 ///
 /// Each point is a job of its own, `farandole train` or, with --command, your script, run several times; the median
 /// counts. Results are kept in a folder as they come: the same command again goes on where the last one ended. In the

@@ -1,4 +1,5 @@
-//! Studies of the input pipeline: where data lies (`storage`), how it is stored (`format`), and who reads it (`loader`).
+//! Studies of the input pipeline: where data lies (`storage`), how it is stored (`format`), and who reads it
+//! (`loader`).
 //!
 //! A point is a source, how many workers read it, how many batches they are ahead, and what is kept of it ([`Cache`]).
 //! *Alone*, the pipeline makes batches that nobody uses (`farandole data point`); *in training*, `farandole train`
@@ -156,7 +157,7 @@ pub(crate) fn refuses(point: &Point) -> Option<String> {
     }
 }
 
-/// What distinguishes a point, in words; `several` says what differs between the points of a study.
+/// What distinguishes a point, in words.
 pub(crate) fn label(kind: Kind, input: &InputPoint) -> String {
     let InputPoint { name, workers, prefetch, cache, .. } = input;
     let workers = format!("{workers} worker{}", if *workers == 1 { "" } else { "s" });
