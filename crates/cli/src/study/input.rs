@@ -157,7 +157,7 @@ pub(crate) fn refuses(point: &Point) -> Option<String> {
     }
 }
 
-/// What distinguishes a point, in words; `several` says what differs between the points of a study.
+/// What distinguishes a point, in words.
 pub(crate) fn label(kind: Kind, input: &InputPoint) -> String {
     let InputPoint { name, workers, prefetch, cache, .. } = input;
     let workers = format!("{workers} worker{}", if *workers == 1 { "" } else { "s" });
