@@ -2,10 +2,15 @@
 //!
 //! Links are followed, for data is often linked into place, but never into a folder that the walk is already in. What
 //! is hidden is passed over. Pipes and devices are no files: opening one would wait for somebody.
+//!
+//! A file that is read in parts stays open for a while, because opening it again takes as long as reading some ten
+//! kilobytes. So reads that follow each other see one content, also if another file takes the name meanwhile.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::regular;
 use super::{Object, ObjectVersion, Storage, StorageError, StorageErrorKind};
@@ -13,16 +18,46 @@ use super::{Object, ObjectVersion, Storage, StorageError, StorageErrorKind};
 /// Folders within folders, at most. Nobody keeps data deeper, and the stack is finite.
 const DEPTH: usize = 64;
 
+/// Files that stay open, at most: more than a loader reads from at a time where reads have locality, and few against
+/// the 1024 that a process usually may have.
+const OPEN: usize = 64;
+
 /// The files below a folder.
 #[derive(Clone, Debug)]
 pub struct LocalFiles {
     root: PathBuf,
+    /// Files that were read in part, the latest at the end. Any thread that reads looks here; none holds the lock while
+    /// it opens or reads.
+    open: Arc<Mutex<Vec<(String, Arc<File>)>>>,
 }
 
 impl LocalFiles {
     /// The files below this folder.
     pub fn new(root: impl Into<PathBuf>) -> LocalFiles {
-        LocalFiles { root: root.into() }
+        LocalFiles { root: root.into(), open: Arc::default() }
+    }
+
+    /// A file that stays open.
+    fn kept(&self, path: &str) -> Option<Arc<File>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = open.iter().rposition(|(name, _)| name == path)?;
+        let found = open.remove(place);
+        let file = Arc::clone(&found.1);
+        open.push(found);
+        Some(file)
+    }
+
+    /// Lets a file stay open, and closes the one that was not read for longest if there are too many.
+    fn keep(&self, path: &str, file: File) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have opened it at the same time.
+        if open.iter().any(|(name, _)| name == path) {
+            return;
+        }
+        if open.len() == OPEN {
+            open.remove(0);
+        }
+        open.push((path.to_owned(), Arc::new(file)));
     }
 
     fn error(&self, path: &str, offset: Option<u64>, error: &io::Error) -> StorageError {
@@ -93,8 +128,17 @@ impl Storage for LocalFiles {
     }
 
     fn read_at(&self, path: &str, offset: u64, buffer: &mut [u8]) -> Result<(), StorageError> {
-        let (file, _) = regular::open(&self.root.join(path)).map_err(|error| self.error(path, None, &error))?;
-        file.read_exact_at(buffer, offset).map_err(|error| self.error(path, Some(offset), &error))
+        let fail = |error: io::Error| self.error(path, Some(offset), &error);
+        if let Some(file) = self.kept(path) {
+            return file.read_exact_at(buffer, offset).map_err(fail);
+        }
+        let (file, bytes) = regular::open(&self.root.join(path)).map_err(|error| self.error(path, None, &error))?;
+        file.read_exact_at(buffer, offset).map_err(fail)?;
+        // Nobody comes back for a file that was read as a whole, such as an image.
+        if (buffer.len() as u64) < bytes {
+            self.keep(path, file);
+        }
+        Ok(())
     }
 
     fn describe(&self) -> String {
@@ -138,6 +182,32 @@ mod tests {
         assert_eq!(list("b/2"), ["b/2"]);
         assert_eq!(list("nothing/x").len(), 0);
         assert_eq!(files.list("b/1").unwrap()[0].bytes, 3);
+    }
+
+    #[test]
+    fn a_file_that_is_read_in_parts_stays_open_and_one_content() {
+        let folder = Folder::new();
+        let files = LocalFiles::new(&*folder);
+        let read = |path: &str, offset| {
+            let mut bytes = [0; 2];
+            files.read_at(path, offset, &mut bytes).map(|()| bytes)
+        };
+        std::fs::write(folder.join("a"), "abcd").unwrap();
+        assert_eq!(read("a", 0).unwrap(), *b"ab");
+        std::fs::write(folder.join("new"), "wxyz").unwrap();
+        std::fs::rename(folder.join("new"), folder.join("a")).unwrap();
+        assert_eq!(read("a", 2).unwrap(), *b"cd");
+        // One that was read as a whole is opened again, and only so many stay open.
+        std::fs::write(folder.join("whole"), "12").unwrap();
+        assert_eq!(read("whole", 0).unwrap(), *b"12");
+        std::fs::write(folder.join("whole"), "34").unwrap();
+        assert_eq!(read("whole", 0).unwrap(), *b"34");
+        for number in 0..2 * OPEN {
+            std::fs::write(folder.join(format!("{number}")), "more").unwrap();
+            assert_eq!(read(&number.to_string(), 2).unwrap(), *b"re");
+        }
+        assert_eq!(files.open.lock().unwrap().len(), OPEN);
+        assert_eq!(read("a", 2).unwrap(), *b"yz");
     }
 
     #[test]
