@@ -50,10 +50,10 @@ pub struct ConvertedInput {
 impl InputNeeds {
     /// What the training needs of its loader, if all ranks have one that says what its stages take.
     ///
-    /// A worker makes a sample in *w*, all stages together, so *n* of them make *n / w* a second, as long as each has a
-    /// core. The training takes what it has taken in the time that would be left without waits for input, which a
-    /// replay tells. Images that are stored with more pixels than samples have are read and decoded for nothing: reduced once,
-    /// both take as much less as they have fewer pixels. Changes stay.
+    /// A worker makes a sample in *w*, all stages together, so *n* of them make *n / w* a second, as long as each has
+    /// a core. The training takes what it has taken in the time that would be left without waits for input, which a
+    /// replay tells. Images that are stored with more pixels than samples have are read and decoded for nothing:
+    /// reduced once, both take as much less as they have fewer pixels. Changes stay.
     pub fn of(history: &History) -> Option<InputNeeds> {
         let works: Option<Vec<InputWork>> = history.recorded().map(|rank| history.ranks[rank].input.work()).collect();
         let works = works.filter(|works| !works.is_empty())?;
