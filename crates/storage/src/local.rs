@@ -28,8 +28,11 @@ pub struct LocalFiles {
     root: PathBuf,
     /// Files that were read in part, the latest at the end. Any thread that reads looks here; none holds the lock while
     /// it opens or reads.
-    open: Arc<Mutex<Vec<(String, Arc<File>)>>>,
+    open: Arc<Mutex<Vec<OpenFile>>>,
 }
+
+/// A path within the folder, and the file that was opened by it.
+type OpenFile = (String, Arc<File>);
 
 impl LocalFiles {
     /// The files below this folder.
