@@ -74,6 +74,11 @@ impl Place {
             }
             path = String::from_utf8(percent_decoded(&path)).map_err(|_| "its path is not UTF-8".to_owned())?;
         }
+        // The name of a bucket would be shown, and sent to the store.
+        let named = authority.rsplit_once('@');
+        if named.is_some_and(|(user, _)| user.contains(':') || matches!(kind, Kind::S3 | Kind::Google)) {
+            return Err("a user name and password are no part of the URL: set the store's variables".to_owned());
+        }
         Ok(Place { kind, base: format!("{scheme}://{authority}"), authority: authority.to_owned(), path })
     }
 
@@ -244,6 +249,11 @@ mod tests {
         assert_eq!((place.kind, place.path.as_str()), (Kind::Web, "a b/ä"));
         assert!(Place::new("https", "host", "a?b").unwrap_err().contains("query"));
         assert!(Place::new("https", "me:pass@host", "a").is_err());
+        for (scheme, authority) in [("s3", "me:pass@bucket"), ("gs", "me@bucket"), ("abfs", "c:pass@a.dfs.windows.net")]
+        {
+            let error = Place::new(scheme, authority, "a").err().unwrap();
+            assert!(error.contains("no part of the URL") && !error.contains("pass@"), "{error}");
+        }
         assert!(Place::new("ftp", "host", "a").unwrap_err().contains("s3://"));
     }
 
