@@ -537,11 +537,12 @@ class DataRecords:
         kind: str = "found",
         class_names: Sequence[str] = (),
         classes: int | None = None,
+        split: str | None = None,
         index: str | None = None,
         threads: int = 0,
     ) -> DataRecords:
-        """What lies at a path. OSError if nothing does that is understood. index: a folder; "" is nowhere, None beside
-        the shards."""
+        """What lies at a path. OSError if nothing does that is understood. split: "train" or "test" of what is divided.
+        index: a folder; "" is nowhere, None beside the shards."""
     def __len__(self) -> int: ...
     @property
     def class_names(self) -> list[str]: ...

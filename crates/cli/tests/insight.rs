@@ -280,7 +280,9 @@ fn advice_names_nothing_that_does_not_exist() {
             let words: Vec<&str> = line.split([' ', ';', '…']).collect();
             let commands = words.iter().enumerate().filter(|(_, word)| **word == "farandole");
             for (place, _) in commands {
-                let help = farandole(&[words[place + 1], "--help"]);
+                // `data` has commands of its own.
+                let command = &words[place + 1..place + if words[place + 1] == "data" { 3 } else { 2 }];
+                let help = farandole(&[command, &["--help"]].concat());
                 assert!(help.status.success(), "{name}: {line}");
                 let help = String::from_utf8(help.stdout).unwrap();
                 let own = words[place + 2..].iter().take_while(|word| !["farandole", "sh", "python"].contains(word));

@@ -74,7 +74,8 @@ impl Exports {
     /// Where the known allocation of an address begins, if it still is the same.
     fn valid(&mut self, address: u64) -> Result<Option<u64>> {
         let Some((&base, known)) = self.known.range_mut(..=address).next_back() else { return Ok(None) };
-        if !known.export.contains(address, 0) {
+        // One byte at least: the address behind its end may be where another allocation begins.
+        if !known.export.contains(address, 1) {
             return Ok(None);
         }
         if known.checked != self.round {
@@ -109,5 +110,20 @@ mod tests {
             exports.begin_round();
             assert_ne!(exports.get(address, 64).unwrap().allocation, first);
         }
+    }
+
+    /// Memory that begins where memory ends which was checked for the same bucket is an allocation of its own.
+    #[test]
+    fn an_allocation_that_follows_another_is_told_from_it() {
+        let device = Pretend::new().device();
+        let mut exports = Exports::new(device.clone());
+        let mut memory: Vec<_> = (0..64).map(|_| device.allocate(1 << 20).unwrap()).collect();
+        memory.sort_by_key(|memory| memory.address());
+        exports.begin_round();
+        let told: Vec<u64> =
+            memory.iter().map(|memory| exports.get(memory.address(), 1 << 20).unwrap().allocation).collect();
+        assert!(told.windows(2).all(|pair| pair[0] != pair[1]));
+        let follows = |pair: &[crate::Allocation]| pair[0].address() + (1 << 20) == pair[1].address();
+        assert!(memory.windows(2).any(follows), "no allocation follows another: this test tells nothing");
     }
 }
