@@ -2,9 +2,10 @@
 //!
 //! `cargo xtask python` makes the virtual environments, builds the module into the package's folder, checks its types
 //! and runs the tests: those of `tests/single` outside of a job, one for each core at a time, and those among them that
-//! judge times one after the other; `tests/parallel` (PyTorch), `tests/tensorflow` and `tests/jax` as jobs of two and
-//! of four ranks, the latter without some files (`--whole` runs them, too). `tests/mxnet_single` and `tests/mxnet` are
-//! the same for MXNet, in an environment of its own. Every framework is installed; one that cannot be fails the chore.
+//! judge times one after the other; those of `tests/data` apart from these, because they import all frameworks into one
+//! process; `tests/parallel` (PyTorch), `tests/tensorflow` and `tests/jax` as jobs of two and of four ranks, the latter
+//! without some files (`--whole` runs them, too). `tests/mxnet_single` and `tests/mxnet` are the same for MXNet, in an
+//! environment of its own. Every framework is installed; one that cannot be fails the chore.
 //! `--build-only` ends after the build, `--release` builds what users get, `-k` chooses tests.
 
 use std::path::{Path, PathBuf};
@@ -77,9 +78,11 @@ impl Suite {
 /// All runs. What frameworks do with gradients does not depend on the number of ranks beyond the operations, which run
 /// on four ranks; compiling graphs and models takes most of a job's time, so two ranks do that. `--whole` leaves
 /// nothing out.
-static SUITES: [Suite; 12] = [
+static SUITES: [Suite; 13] = [
     Suite::new("single", Company::Others),
     Suite::new("single", Company::Nobody),
+    // It has TensorFlow in its process. Triton, which optimizers of PyTorch import, would abort that: two LLVMs.
+    Suite::new("data", Company::Others),
     Suite::new("parallel", Company::Ranks("2")),
     Suite::new("parallel", Company::Ranks("4")),
     Suite::new("tensorflow", Company::Ranks("2")),
