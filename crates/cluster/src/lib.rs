@@ -29,6 +29,7 @@ pub mod launch;
 pub mod live;
 mod mailbox;
 pub mod membership;
+mod peer_listener;
 pub mod rendezvous;
 pub mod streaming;
 

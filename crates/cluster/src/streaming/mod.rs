@@ -18,14 +18,32 @@
 //! Not here: what snapshots and updates are (bytes), which member is asked, and whether the follower's state is right,
 //! which the ranks find out when it has joined.
 
-mod place;
 mod receiver;
 mod source;
 mod wire;
 
-pub use place::StreamPeer;
+use std::time::Duration;
+
+use farandole_transport::{JobId, Key};
+
 pub use receiver::{StateReceiver, Streamed};
 pub use source::{StateSource, StreamLimits};
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub use wire::check_any_word;
+
+/// For a connection and its handshake. Somebody who is well answers at once, unless the machine is very busy.
+const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A process as a side of a stream.
+#[derive(Clone, Debug)]
+pub struct StreamPeer {
+    /// The job's key.
+    pub key: Key,
+    /// Which job this is; others may have the same key.
+    pub job: JobId,
+    /// Identity of this host, within which Unix sockets are used.
+    pub host: String,
+    /// The number of this process among the members.
+    pub member: u64,
+}

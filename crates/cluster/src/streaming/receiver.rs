@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use farandole_transport::Countdown;
 
-use super::place::{StreamPeer, dial};
 use super::wire::{Ask, Content, PIECE_BYTES, Word};
-use crate::channel::Channel;
+use super::{HANDSHAKE_PATIENCE, StreamPeer};
+use crate::channel::{Channel, ChannelPurpose};
 use crate::launch::Socket;
+use crate::peer_listener::dial;
 
 /// A source says something several times in a second; one that is silent for so long is lost or stopped.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -54,7 +55,12 @@ pub struct StateReceiver {
 impl StateReceiver {
     /// Connects to the source with this contact, and asks for its state.
     pub fn connect(contact: &[u8], own: &StreamPeer) -> io::Result<StateReceiver> {
-        let mut channel = dial(contact, own)?.with_most_bytes(PIECE_BYTES + 1).with_read_bytes(READ_BYTES);
+        let deadline = Countdown::new(HANDSHAKE_PATIENCE);
+        let socket = dial(contact, &own.host, &deadline)?;
+        // Only the lower half fits the opening of a channel; the first message has the whole number.
+        let caller = own.member as u32;
+        let channel = Channel::connect(socket, &own.key, ChannelPurpose::State, caller, &deadline)?;
+        let mut channel = channel.with_most_bytes(PIECE_BYTES + 1).with_read_bytes(READ_BYTES);
         channel.send(&Ask { job: own.job, member: own.member }.encode(), &Countdown::new(SILENCE))?;
         Ok(StateReceiver { channel })
     }

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use farandole_transport::Countdown;
 
-use super::place::{HANDSHAKE_PATIENCE, SourceListener, StreamPeer};
 use super::wire::{Ask, Content, PIECE_BYTES, Word};
+use super::{HANDSHAKE_PATIENCE, StreamPeer};
 use crate::channel::{Channel, ChannelPurpose};
 use crate::error::{Error, Result};
 use crate::launch::Socket;
+use crate::peer_listener::PeerListener;
 
 /// The most followers at a time; others join without a stream.
 const MOST_STREAMS: usize = 8;
@@ -130,8 +131,9 @@ impl StateSource {
             return Ok(contact.clone());
         }
         let starting = |error| Error::local("listening for processes that want a state", error);
-        let (listeners, contact) = SourceListener::bind_all(&own.host, at).map_err(starting)?;
+        let (listeners, contact) = PeerListener::reserve_all("state", &own.host, at).map_err(starting)?;
         for listener in listeners {
+            listener.listen().map_err(starting)?;
             let (source, own) = (self.clone(), own.clone());
             spawn(move || source.accept(&listener, &own)).map_err(starting)?;
         }
@@ -228,7 +230,7 @@ impl StateSource {
         self.0.changed.notify_all();
     }
 
-    fn accept(&self, listener: &SourceListener, own: &StreamPeer) {
+    fn accept(&self, listener: &PeerListener, own: &StreamPeer) {
         loop {
             let Ok(socket) = listener.accept() else {
                 std::thread::sleep(ACCEPT_PAUSE);
