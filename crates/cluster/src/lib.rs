@@ -9,6 +9,7 @@
 //!   an agent on each host obeys.
 //! - [`membership`]: the [`membership::Endpoint`] by which members of an elastic job agree on generations.
 //! - [`streaming`]: the state of a training, for a process that is about to join, while the members go on.
+//! - [`blocks`]: blocks of data sets, from the cache of one rank to another rank.
 //! - [`live`]: the state of a running job for `farandole top` and for Prometheus.
 //! - [`channel`]: encrypted messages between processes that hold the job's key.
 //!
@@ -20,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod blocks;
 pub mod channel;
 mod encoding;
 pub mod environment;

@@ -109,6 +109,11 @@ impl<S: Patient> Channel<S> {
         }
     }
 
+    /// The next message if it has come already, with what was read before.
+    pub fn take_ready(&mut self) -> Option<Vec<u8>> {
+        self.session.next_message()
+    }
+
     /// The stream under the channel.
     pub fn stream(&self) -> &S {
         &self.stream

@@ -43,6 +43,8 @@ pub enum ChannelPurpose {
     /// A process that is about to join an elastic job gets a member's state; the caller is the lower half of its
     /// number.
     State,
+    /// A rank asks another one for a block of a data set; the caller is the rank.
+    Blocks,
 }
 
 impl ChannelPurpose {
@@ -53,6 +55,7 @@ impl ChannelPurpose {
             ChannelPurpose::Probe => 3,
             ChannelPurpose::Membership => 4,
             ChannelPurpose::State => 5,
+            ChannelPurpose::Blocks => 6,
         }
     }
 }
