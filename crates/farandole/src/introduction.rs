@@ -2,8 +2,9 @@
 //! the same on all.
 //!
 //! ```text
-//! u8 format 4 · u8 devices · u32 version of NCCL (0: none) · why there is none · u8 settings · each: name, value ·
-//! where it streams its state (a u16 length and bytes) · contact (the rest); texts are a u16 length and bytes
+//! u8 format 5 · u8 devices · u32 version of NCCL (0: none) · why there is none · u8 settings · each: name, value ·
+//! where it streams its state · where it gives blocks · contact (the rest); texts, and where something is, are a u16
+//! length and bytes
 //! ```
 //! Numbers are little-endian. All ranks get all introductions, so a difference between settings ends `init` on every
 //! rank, with the same words, before any of them connects to another. Decoding is total: any bytes give an
@@ -17,7 +18,7 @@ use farandole_transport::contact::Contact;
 
 use crate::error::{Error, Result};
 
-const FORMAT: u8 = 4;
+const FORMAT: u8 = 5;
 
 /// One rank, as it introduces itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub(crate) struct Introduction {
     pub(crate) nccl: std::result::Result<Version, String>,
     /// Where it sends its state to processes that join; empty if it does not.
     pub(crate) stream: Vec<u8>,
+    /// Where it gives blocks of data sets to other ranks; empty if it does not.
+    pub(crate) blocks: Vec<u8>,
 }
 
 /// What a rank knows of all others.
@@ -38,6 +41,8 @@ pub(crate) struct Introduction {
 pub(crate) struct Introduced {
     /// In rank order.
     pub(crate) contacts: Vec<Contact>,
+    /// Where each rank gives blocks of data sets.
+    pub(crate) blocks: Vec<Vec<u8>>,
     pub(crate) all_have_devices: bool,
     /// Whether all ranks have the same NCCL, or which of them has none, and why.
     pub(crate) nccl: std::result::Result<(), String>,
@@ -57,7 +62,7 @@ impl Introduction {
             (settings::PLANE.name, config.plane.show()),
         ];
         let settings = settings.map(|(name, value)| (name.to_owned(), value)).into();
-        Introduction { settings, contact, has_devices, nccl, stream: Vec::new() }
+        Introduction { settings, contact, has_devices, nccl, stream: Vec::new(), blocks: Vec::new() }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -72,8 +77,10 @@ impl Introduction {
         for text in self.settings.iter().flat_map(|(name, value)| [name, value]) {
             put_text(&mut bytes, text);
         }
-        bytes.extend_from_slice(&(self.stream.len() as u16).to_le_bytes());
-        bytes.extend_from_slice(&self.stream);
+        for place in [&self.stream, &self.blocks] {
+            bytes.extend_from_slice(&(place.len() as u16).to_le_bytes());
+            bytes.extend_from_slice(place);
+        }
         bytes.extend_from_slice(&self.contact.encode());
         bytes
     }
@@ -92,10 +99,9 @@ impl Introduction {
         let (&count, mut rest) = rest.split_first()?;
         let mut setting = || Some((take_text(&mut rest)?, take_text(&mut rest)?));
         let settings = (0..count).map(|_| setting()).collect::<Option<Vec<_>>>()?;
-        let (length, rest) = rest.split_first_chunk()?;
-        let (stream, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
-        let (contact, stream) = (Contact::decode(rest)?, stream.to_vec());
-        Some(Introduction { settings, contact, has_devices: has_devices != 0, nccl, stream })
+        let (stream, blocks) = (take_bytes(&mut rest)?.to_vec(), take_bytes(&mut rest)?.to_vec());
+        let contact = Contact::decode(rest)?;
+        Some(Introduction { settings, contact, has_devices: has_devices != 0, nccl, stream, blocks })
     }
 }
 
@@ -107,10 +113,14 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
 }
 
 fn take_text(rest: &mut &[u8]) -> Option<String> {
+    String::from_utf8(take_bytes(rest)?.to_vec()).ok()
+}
+
+fn take_bytes<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (length, behind) = rest.split_first_chunk()?;
-    let (text, behind) = behind.split_at_checked(u16::from_le_bytes(*length).into())?;
+    let (bytes, behind) = behind.split_at_checked(u16::from_le_bytes(*length).into())?;
     *rest = behind;
-    String::from_utf8(text.to_vec()).ok()
+    Some(bytes)
 }
 
 /// What is known of all ranks, by what each has said at the rendezvous.
@@ -135,7 +145,8 @@ pub(crate) fn read_all(blobs: &[Vec<u8>]) -> Result<Introduced> {
 pub(crate) fn summary(ranks: Vec<Introduction>) -> Introduced {
     let all_have_devices = ranks.iter().all(|rank| rank.has_devices);
     let nccl = same_nccl(&ranks);
-    Introduced { contacts: ranks.into_iter().map(|rank| rank.contact).collect(), all_have_devices, nccl }
+    let (contacts, blocks) = ranks.into_iter().map(|rank| (rank.contact, rank.blocks)).unzip();
+    Introduced { contacts, blocks, all_have_devices, nccl }
 }
 
 /// Fails if a rank has no NCCL, or another one than rank 0: communicators are for one version.
@@ -198,7 +209,7 @@ mod tests {
 
     #[test]
     fn an_introduction_survives_the_rendezvous_and_no_part_of_it_does() {
-        let whole = Introduction { stream: vec![7; 90], ..introduction(Protection::Encrypt) };
+        let whole = Introduction { stream: vec![7; 90], blocks: vec![9; 70], ..introduction(Protection::Encrypt) };
         let bytes = whole.encode();
         assert_eq!(Introduction::decode(&bytes), Some(whole));
         assert!((0..bytes.len()).all(|end| Introduction::decode(&bytes[..end]).is_none()));

@@ -36,6 +36,7 @@
 mod accelerators;
 #[cfg(any(feature = "burn", feature = "candle"))]
 mod agreement;
+mod blocks;
 mod bond;
 #[cfg(feature = "burn")]
 pub mod burn;

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farandole_cluster::blocks::BlockListener;
 use farandole_cluster::launch::gpus::VisibleGpus;
 use farandole_cluster::rendezvous::silence_from_lookup;
 use farandole_cluster::{Environment, Rendezvous, RendezvousAccess};
@@ -32,6 +33,7 @@ use farandole_transport::listen::Listener;
 use farandole_transport::{Countdown, Protection};
 
 use crate::accelerators::{devices_of, nccl_of, nccl_refuses, prefers_nccl};
+use crate::blocks::{self, BlockShare};
 use crate::bond::Bond;
 use crate::elastic::{BeforeJoining, Member, Sources, stream_contact};
 use crate::error::{Error, Result};
@@ -153,7 +155,7 @@ impl Setup {
     /// Connects the ranks that have met, and starts everything.
     fn begin(
         self,
-        peers: Peers,
+        mut peers: Peers,
         settled: Settled,
         devices: Option<OpenDevice>,
         nccl: farandole_device::Result<SharedLibrary>,
@@ -194,8 +196,10 @@ impl Setup {
             records.recorder().mark(Event::Recovery { stage: RecoveryStage::Connected });
         }
         communicator.report_stalls_with(&engine);
-        let Peers { environment, bond, access, .. } = peers;
-        let world = World::new(environment.rank, topology, communicator, engine, records, bond, access);
+        let (rank, share) = (peers.environment.rank, peers.share_blocks());
+        let Peers { bond, access, .. } = peers;
+        let mut world = World::new(rank, topology, communicator, engine, records, bond, access);
+        world.keep_share(share);
         self.process_sets.iter().try_for_each(|ranks| world.add_process_set(ranks).map(drop))?;
         Ok(world)
     }
@@ -217,7 +221,10 @@ impl Setup {
             protection => self.options.with_protection(protection),
         };
         config.wire_protection = options.protection();
-        Ok(Settled { config, direct, options, silence: silence_from_lookup(lookup)? })
+        let shares: Option<bool> =
+            settings::DATA_PEERS.read(lookup).map_err(|wrong| Error::Settings(wrong.to_string()))?;
+        let shares_blocks = shares != Some(false);
+        Ok(Settled { config, direct, options, shares_blocks, silence: silence_from_lookup(lookup)? })
     }
 }
 
@@ -234,6 +241,8 @@ struct Settled {
     config: Config,
     direct: DirectSettings,
     options: Options,
+    /// Whether blocks of remote objects are got from other ranks.
+    shares_blocks: bool,
     /// How long a rank may be silent before it is missed; `None`: for ever.
     silence: Option<Duration>,
 }
@@ -252,6 +261,9 @@ struct Peers {
     /// Whether all ranks have the same NCCL, or why not.
     nccl: std::result::Result<(), String>,
     listener: Arc<Listener>,
+    /// Where this rank gives blocks of data sets, and where the others do.
+    block_listener: Option<BlockListener>,
+    blocks: Vec<Vec<u8>>,
     /// Dropped last: rank 0 may host the rendezvous for all.
     access: RendezvousAccess,
 }
@@ -271,8 +283,11 @@ impl Peers {
             Some(address) => vec![SocketAddr::new(address, 0)],
             None => access.listen_at.clone(),
         };
+        let shares_blocks = settled.shares_blocks && (environment.size > 1 || environment.elastic.is_some());
+        let block_listener = shares_blocks.then(|| blocks::reserve(&environment.host, &listen_at)).flatten();
         let listener = Arc::new(Listener::bind_for(access.job, listen_at, &access.key)?);
         let mut own = Introduction::new(listener.contact(environment.host.clone()), &settled.config, has_devices, nccl);
+        own.blocks = block_listener.as_ref().map(|listener| listener.contact().to_vec()).unwrap_or_default();
         let mut environment = environment;
         let (generation, blobs, bond) = match environment.elastic {
             Some(elastic) => {
@@ -295,7 +310,7 @@ impl Peers {
                 (0, blobs, bond)
             }
         };
-        let Introduced { contacts, all_have_devices, nccl } = introduction::read_all(&blobs)?;
+        let Introduced { contacts, blocks, all_have_devices, nccl } = introduction::read_all(&blobs)?;
         let interrupted = Arc::downgrade(&listener);
         bond.on_loss(move |rank, cause| {
             if let Some(listener) = interrupted.upgrade() {
@@ -303,7 +318,18 @@ impl Peers {
             }
         });
         let bond = Arc::new(bond);
-        Ok(Peers { bond, generation, environment, contacts, all_have_devices, nccl, listener, access })
+        Ok(Peers {
+            bond,
+            generation,
+            environment,
+            contacts,
+            all_have_devices,
+            nccl,
+            listener,
+            block_listener,
+            blocks,
+            access,
+        })
     }
 
     /// Connects the ranks: for direct calls in the first epoch of a generation, for the engine in the second.
@@ -322,6 +348,14 @@ impl Peers {
     fn end_on_failure(&self, abort: AbortHandle) {
         let abort = Arc::new(abort);
         self.bond.on_loss(move |rank, cause| abort.abort(rank, cause));
+    }
+
+    /// Lets caches of remote objects get blocks from other ranks.
+    fn share_blocks(&mut self) -> Option<BlockShare> {
+        let listener = self.block_listener.take()?;
+        let hosts = self.contacts.iter().map(|contact| contact.host.clone()).collect();
+        let contacts = std::mem::take(&mut self.blocks);
+        Some(BlockShare::join(self.environment.rank.index(), hosts, contacts, listener, &self.access))
     }
 
     fn topology(&self) -> Topology {

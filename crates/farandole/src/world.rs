@@ -15,6 +15,7 @@ use farandole_plan::{Rank, Topology};
 use farandole_trace::event::{RecoveryStage, StepFate};
 use farandole_trace::{Cycles, Event, PhaseGuard, Recorder};
 
+use crate::blocks::BlockShare;
 use crate::bond::Bond;
 use crate::error::Error;
 use crate::named::Submitter;
@@ -37,6 +38,8 @@ pub struct World {
     records: Records,
     /// Goes after the engine and the communicator: they say goodbye to the peers, it says that all is over here.
     reporter: Arc<Reporter>,
+    /// Caches of this process get blocks from other ranks for as long as this is here.
+    share: Option<BlockShare>,
     /// Where the ranks have met. The last to go: rank 0 may host the meeting for everybody.
     _access: RendezvousAccess,
 }
@@ -54,7 +57,12 @@ impl World {
     ) -> World {
         let reporter = Arc::new(Reporter { bond, blamed: AtomicBool::new(false) });
         let (engine, communicator, series) = (Arc::new(engine), Mutex::new(communicator), AtomicUsize::new(0));
-        World { rank, topology, communicator, engine, series, records, reporter, _access: access }
+        World { rank, topology, communicator, engine, series, records, reporter, share: None, _access: access }
+    }
+
+    /// Lets caches of this process get blocks from other ranks for as long as the world lasts.
+    pub(crate) fn keep_share(&mut self, share: Option<BlockShare>) {
+        self.share = share;
     }
 
     /// This rank, from zero.

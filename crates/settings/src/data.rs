@@ -31,6 +31,16 @@ pub const DATA_MEMORY_BYTES: Setting = Setting::does(
      request.",
 );
 
+/// `FARANDOLE_DATA_PEERS`. Not off: it costs two sockets for each rank until a remote object is read.
+pub const DATA_PEERS: Setting = Setting::does(
+    "FARANDOLE_DATA_PEERS",
+    Reader::Ranks,
+    Kind::SwitchOrAuto,
+    "auto",
+    "Whether ranks get blocks of remote objects from each other: where that is faster than the store, always, or never \
+     (docs/storage.md).",
+);
+
 /// `FARANDOLE_STORAGE_TIMEOUT_SECONDS`. Two minutes: longer than a store that says `SlowDown` usually needs.
 pub const STORAGE_TIMEOUT_SECONDS: Setting = Setting::does(
     "FARANDOLE_STORAGE_TIMEOUT_SECONDS",

@@ -12,6 +12,8 @@ pub struct StorageCounters {
     memory_hits: AtomicU64,
     disk_hits: AtomicU64,
     misses: AtomicU64,
+    from_peers: AtomicU64,
+    for_peers: AtomicU64,
     waits: AtomicU64,
     broken_blocks: AtomicU64,
     evicted_blocks: AtomicU64,
@@ -27,8 +29,12 @@ pub struct StorageCounts {
     pub memory_hits: u64,
     /// Reads of a block that was on the host's disk.
     pub disk_hits: u64,
-    /// Blocks that had to be fetched.
+    /// Blocks that had to be fetched from the store.
     pub misses: u64,
+    /// Blocks that came from other ranks of the job.
+    pub from_peers: u64,
+    /// Blocks that other ranks of the job were given.
+    pub for_peers: u64,
     /// Times that a thread waited for another one, or for another process, to fetch a block.
     pub waits: u64,
     /// Blocks on disk that were not what was written, and were fetched again.
@@ -49,6 +55,8 @@ pub(crate) enum Count {
     MemoryHit,
     DiskHit,
     Miss,
+    FromPeer,
+    ForPeer,
     Wait,
     BrokenBlock,
     EvictedBlock,
@@ -72,6 +80,8 @@ impl StorageCounters {
             Count::MemoryHit => &self.memory_hits,
             Count::DiskHit => &self.disk_hits,
             Count::Miss => &self.misses,
+            Count::FromPeer => &self.from_peers,
+            Count::ForPeer => &self.for_peers,
             Count::Wait => &self.waits,
             Count::BrokenBlock => &self.broken_blocks,
             Count::EvictedBlock => &self.evicted_blocks,
@@ -89,6 +99,8 @@ impl StorageCounters {
             memory_hits: read(&self.memory_hits),
             disk_hits: read(&self.disk_hits),
             misses: read(&self.misses),
+            from_peers: read(&self.from_peers),
+            for_peers: read(&self.for_peers),
             waits: read(&self.waits),
             broken_blocks: read(&self.broken_blocks),
             evicted_blocks: read(&self.evicted_blocks),
@@ -103,11 +115,13 @@ impl std::fmt::Display for StorageCounts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "blocks: {} found in memory, {} on disk, {} fetched, {} waited for, {} broken, {} removed; {} requests, {} \
-             of them again; {} bytes fetched",
+            "blocks: {} found in memory, {} on disk, {} fetched, {} got from other ranks, {} given to them, {} waited for, \
+             {} broken, {} removed; {} requests, {} of them again; {} bytes fetched",
             self.memory_hits,
             self.disk_hits,
             self.misses,
+            self.from_peers,
+            self.for_peers,
             self.waits,
             self.broken_blocks,
             self.evicted_blocks,

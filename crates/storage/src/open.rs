@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use farandole_settings as settings;
 
-use super::cache::CacheOptions;
+use super::cache::peers::PeerCaches;
+use super::cache::{AskPeers, CacheOptions};
 #[cfg(feature = "remote")]
 use super::counters::StorageCounters;
 use super::{LocalFiles, Storage, StorageError, StorageErrorKind};
@@ -72,10 +73,13 @@ impl StorageOptions {
     /// If a setting has a value that it cannot have.
     pub fn from_environment() -> Result<StorageOptions, settings::Wrong> {
         let read = |name: &'static str| std::env::var(name).ok();
+        let shares: Option<bool> = settings::DATA_PEERS.read(read)?;
         let cache = CacheOptions {
             folder: settings::DATA_CACHE.in_environment().map(Into::into),
             disk_bytes: settings::DATA_CACHE_BYTES.read(read)?,
             memory_bytes: settings::DATA_MEMORY_BYTES.read(read)?,
+            peers: (shares != Some(false)).then(|| Arc::clone(PeerCaches::of_this_process())),
+            ask_peers: if shares == Some(true) { AskPeers::Always } else { AskPeers::WhereFaster },
             ..CacheOptions::default()
         };
         Ok(StorageOptions {

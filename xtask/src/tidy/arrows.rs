@@ -51,6 +51,7 @@ const LIBRARY: &[&str] = &[
     "farandole-transport",
     "farandole-engine",
     "farandole-cluster",
+    "farandole-storage",
 ];
 
 const COMMAND: &[&str] = &[

@@ -80,6 +80,7 @@ impl Client {
         bytes: usize,
         deadline: &Countdown,
     ) -> io::Result<Option<BlockAnswer>> {
+        let began = Instant::now();
         channel.send(question, &Countdown::new(SILENCE))?;
         let answer = loop {
             match Word::decode(&next(&mut channel)?).ok_or_else(nonsense)? {
@@ -91,7 +92,8 @@ impl Client {
                 Word::Block { bytes: announced, .. } if announced != bytes as u64 => return Err(nonsense()),
                 Word::Block { spent_us, .. } => {
                     let block = pieces(&mut channel, bytes)?;
-                    break Some(BlockAnswer { block, spent: Duration::from_micros(spent_us) });
+                    let on_its_way = began.elapsed().saturating_sub(Duration::from_micros(spent_us));
+                    break Some(BlockAnswer { block, on_its_way });
                 }
             }
         };

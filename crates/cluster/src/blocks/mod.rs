@@ -49,8 +49,9 @@ pub const MOST_QUESTION_BYTES: usize = 16 << 10;
 pub struct BlockAnswer {
     /// The block.
     pub block: Vec<u8>,
-    /// How long the other rank needed until it had it.
-    pub spent: Duration,
+    /// How long question and answer were on their way: without the time in which the connection was made, and in which
+    /// the other rank fetched the block.
+    pub on_its_way: Duration,
 }
 
 /// What answers questions: the block, or none if it is not to be had here. Called by threads of the exchange.

@@ -7,9 +7,11 @@
 mod file_plane;
 #[path = "../../../cluster/tests/host/mod.rs"]
 mod host;
+mod shared_blocks;
 #[path = "../variables/mod.rs"]
 mod variables;
 
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -27,7 +29,7 @@ use crate::file_plane::{FilePlane, MIN_BYTES};
 /// What a copy of this program is to do; unset in the test run itself.
 const ROLE: &str = "FARANDOLE_TEST_ROLE";
 
-/// Where ranks with a plane of their own exchange contributions.
+/// A folder by which ranks of a test exchange something.
 const EXCHANGE: &str = "FARANDOLE_TEST_EXCHANGE";
 
 /// The longest that any role may take.
@@ -168,6 +170,22 @@ fn a_plane_of_the_program_reduces_named_requests_of_processes() {
     }
 }
 
+#[test]
+fn processes_get_blocks_of_remote_objects_from_each_other() {
+    for role in ["blocks", "blocks-stop", "blocks-die"] {
+        let folder = farandole_testing::Folder::new();
+        let exchange = |_: usize, command: &mut Command| {
+            // A rank that is stopped for some seconds is not to be missed.
+            command.env(EXCHANGE, folder.as_os_str()).env("FARANDOLE_HEARTBEAT_TIMEOUT", "60");
+        };
+        for (rank, (output, _)) in Job::start_with(3, role, exchange).finish().into_iter().enumerate() {
+            let is_victim = role == "blocks-die" && rank == 1;
+            assert!(is_victim || output.status.success(), "{role}: {}", said(&output));
+            assert!(is_victim || said(&output).contains("role done"), "{role}: {}", said(&output));
+        }
+    }
+}
+
 /// The program of a rank.
 #[test]
 #[ignore = "role program: other tests start it"]
@@ -199,9 +217,17 @@ fn a_rank_plays_its_role() {
             assert_eq!(world.table(), None);
             work(&mut world);
         }
+        "blocks" => shared_blocks::read_together(&mut world, &exchange()),
+        "blocks-die" => shared_blocks::read_while_one_dies(&mut world, &exchange()),
+        "blocks-stop" => shared_blocks::read_while_one_is_stopped(&mut world, &exchange()),
         other => panic!("there is no role {other}"),
     }
     println!("role done");
+}
+
+/// The folder that all ranks of a test have.
+fn exchange() -> PathBuf {
+    std::env::var_os(EXCHANGE).expect("the test has set it").into()
 }
 
 fn work(world: &mut World) {
@@ -229,8 +255,7 @@ fn work(world: &mut World) {
 
 /// Allreduces of f32 from a size on take the plane that the program adds, all others a built-in one.
 fn reduce_on_a_plane() {
-    let folder = std::env::var_os(EXCHANGE).expect("the test has set it");
-    let files = Arc::new(FilePlane::new(folder.into()));
+    let files = Arc::new(FilePlane::new(exchange()));
     let planes: Vec<Arc<dyn Plane>> = vec![Arc::clone(&files) as Arc<dyn Plane>];
     let world = Setup { planes, ..Setup::default() }.init().expect("ranks find each other");
     let expected = (1..=world.size()).sum::<usize>() as f32;

@@ -56,6 +56,16 @@ pub(super) struct DiskBlocks {
     number: AtomicU64,
 }
 
+/// What a lease is for. Ranks that ask another rank for a block never wait for one that reads it from storage, because
+/// that one may be answering them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeaseKind {
+    /// To read the block from storage.
+    Read,
+    /// To ask another rank for it.
+    Ask,
+}
+
 /// How a lease was asked for.
 #[derive(Debug)]
 pub(super) enum Leased {
@@ -117,8 +127,13 @@ impl DiskBlocks {
     }
 
     /// Waits until nobody else fetches this block, or it is there, or time is over.
-    pub(super) fn lease(&self, key: Key, patience: Duration) -> Leased {
-        let path = self.folder.join("locks").join(format!("{:03x}", key.0 % LOCKS));
+    pub(super) fn lease(&self, key: Key, kind: LeaseKind, patience: Duration) -> Leased {
+        let number = key.0 % LOCKS;
+        let name = match kind {
+            LeaseKind::Read => format!("{number:03x}"),
+            LeaseKind::Ask => format!("ask-{number:03x}"),
+        };
+        let path = self.folder.join("locks").join(name);
         let Ok(file) = File::options().create(true).truncate(false).write(true).open(path) else {
             return Leased::Without;
         };

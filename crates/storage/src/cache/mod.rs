@@ -2,8 +2,9 @@
 //!
 //! Objects are cut into blocks of the same length. A block is named by a hash of where it comes from, the object's path
 //! and content (its version) and its number; so a block never goes out of date, and an object that is replaced has new
-//! blocks. A read takes a block from memory, else from disk, else it fetches it: once in a process (`flights`), and
-//! once on a host by a lease on disk (`disk`). Others wait for it, with a deadline, and then fetch it themselves.
+//! blocks. A read takes a block from memory, else from disk, else it fetches it (`fetch`): once in a process
+//! (`flights`), once on a host by a lease on disk (`disk`), and once in a job by asking the rank that fetches it for all
+//! (`peers`). Others wait for it, with a deadline, and then fetch it themselves.
 //!
 //! **Invariant:** what is read is what the storage behind has, or an error of that storage. The cache has no errors of
 //! its own: what is broken or cannot be written is fetched.
@@ -13,8 +14,12 @@
 mod ahead;
 mod block;
 mod disk;
+mod fetch;
 mod flights;
 mod memory;
+mod pace;
+pub mod peers;
+mod question;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -24,9 +29,11 @@ use std::time::Duration;
 use farandole_settings as settings;
 
 use self::ahead::{Ahead, Streams};
-use self::disk::{DiskBlocks, Found, Leased};
-use self::flights::{Boarding, Flights};
+use self::disk::{DiskBlocks, Found};
+use self::flights::Flights;
 use self::memory::MemoryBlocks;
+use self::pace::Pace;
+use self::peers::PeerCaches;
 use super::counters::{Count, StorageCounters, StorageCounts};
 use super::{Object, ObjectVersion, Storage, StorageError, StorageErrorKind};
 
@@ -45,6 +52,19 @@ pub struct CacheOptions {
     pub patience: Duration,
     /// Whether blocks are fetched before they are asked for.
     pub read_ahead: ReadAhead,
+    /// The caches that share blocks with other ranks; none: this one does not.
+    pub peers: Option<Arc<PeerCaches>>,
+    /// When other ranks are asked.
+    pub ask_peers: AskPeers,
+}
+
+/// When other ranks are asked for a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskPeers {
+    /// Where that is faster than storage.
+    WhereFaster,
+    /// Also where it is not: requests to a store may cost money, or others wait for it.
+    Always,
 }
 
 /// Whether blocks are fetched before they are asked for.
@@ -67,6 +87,8 @@ impl Default for CacheOptions {
             // Longer than a fetch takes that must be repeated; the other may also have died without a trace.
             patience: Duration::from_secs(30),
             read_ahead: ReadAhead::NextBlock,
+            peers: None,
+            ask_peers: AskPeers::WhereFaster,
         }
     }
 }
@@ -98,7 +120,12 @@ struct Shared {
     options: CacheOptions,
     memory: MemoryBlocks,
     disk: Option<DiskBlocks>,
+    /// Fetches under way, from wherever.
     flights: Flights,
+    /// Those from the storage behind, for this process and for ranks that ask.
+    origin_flights: Flights,
+    /// How fast the storage behind is.
+    pace: Pace,
     streams: Streams,
     counters: Arc<StorageCounters>,
 }
@@ -128,10 +155,15 @@ impl CachedStorage {
             memory: MemoryBlocks::new(options.memory_bytes),
             disk,
             flights: Flights::default(),
+            origin_flights: Flights::default(),
+            pace: Pace::default(),
             streams: Streams::default(),
             counters,
             options,
         });
+        if let Some(peers) = shared.options.peers.as_ref().filter(|_| shared.keeps_something()) {
+            peers.add(&shared);
+        }
         let ahead = (shared.options.read_ahead == ReadAhead::NextBlock && shared.keeps_something()).then(|| {
             let shared = Arc::clone(&shared);
             Ahead::start(move |(key, span): (Key, Span)| {
@@ -255,51 +287,6 @@ impl Shared {
         }
         buffer.copy_from_slice(&self.fetch(key, span)?[range]);
         Ok(())
-    }
-
-    /// The whole block, fetched by this thread or by another one.
-    fn fetch(&self, key: Key, span: &Span) -> Result<Arc<Vec<u8>>, StorageError> {
-        match self.flights.board(key) {
-            Boarding::Fetch(duty) => {
-                // It may have arrived since this thread looked.
-                let block = self.memory.get(key).map_or_else(|| self.fetch_for_host(key, span), Ok);
-                duty.fulfil(block.clone());
-                block
-            }
-            Boarding::Wait(flight) => {
-                self.counters.count(Count::Wait);
-                flight.wait(self.options.patience).unwrap_or_else(|| self.fetch_now(key, span))
-            }
-        }
-    }
-
-    /// Fetches a block unless another process does, or did.
-    fn fetch_for_host(&self, key: Key, span: &Span) -> Result<Arc<Vec<u8>>, StorageError> {
-        let Some(disk) = &self.disk else { return self.fetch_now(key, span) };
-        let lease = disk.lease(key, self.options.patience);
-        if let Leased::Mine(_) | Leased::Arrived = lease {
-            let mut block = vec![0; span.bytes];
-            if disk.read(key, span.bytes, 0..span.bytes, &mut block) == Found::Hit {
-                self.counters.count(Count::DiskHit);
-                let block = Arc::new(block);
-                self.memory.insert(key, Arc::clone(&block));
-                return Ok(block);
-            }
-        }
-        // The lease is kept until the block is on disk.
-        self.fetch_now(key, span)
-    }
-
-    fn fetch_now(&self, key: Key, span: &Span) -> Result<Arc<Vec<u8>>, StorageError> {
-        self.counters.count(Count::Miss);
-        let mut block = vec![0; span.bytes];
-        self.inner.read_at(&span.path, span.begin, &mut block)?;
-        let block = Arc::new(block);
-        self.memory.insert(key, Arc::clone(&block));
-        if let Some(disk) = &self.disk {
-            disk.write(key, &block);
-        }
-        Ok(block)
     }
 }
 
