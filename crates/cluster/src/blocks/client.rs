@@ -36,6 +36,8 @@ struct IdleChannel {
     rank: usize,
     channel: Channel<Socket>,
     since: Instant,
+    /// Whose channel it is. A process that was forked has a copy, which is of no use: both would count frames.
+    process: u32,
 }
 
 impl Client {
@@ -103,7 +105,8 @@ impl Client {
 
     fn take_idle(&self, rank: usize) -> Option<Channel<Socket>> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|one| one.since.elapsed() < IDLE);
+        let process = std::process::id();
+        idle.retain(|one| one.since.elapsed() < IDLE && one.process == process);
         let at = idle.iter().rposition(|one| one.rank == rank)?;
         Some(idle.remove(at).channel)
     }
@@ -113,7 +116,7 @@ impl Client {
         if idle.len() >= MOST_IDLE {
             idle.remove(0);
         }
-        idle.push(IdleChannel { rank, channel, since: Instant::now() });
+        idle.push(IdleChannel { rank, channel, since: Instant::now(), process: std::process::id() });
     }
 }
 

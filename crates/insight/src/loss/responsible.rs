@@ -4,8 +4,8 @@
 //! time that each rank spends itself does. Ranks are sorted by it, and the widest gap between two neighbours separates
 //! the responsible ranks from the others, if it is wide enough and at most half of the ranks lie above it.
 //!
-//! Input has an exception. Where the loaders of all ranks are too slow, the one that is slowest by little is the last in
-//! every iteration, and all wait for it; meanwhile the other loaders catch up, so their ranks wait less for input
+//! Input has an exception. Where the loaders of all ranks are too slow, the one that is slowest by little is the last
+//! in every iteration, and all wait for it; meanwhile the other loaders catch up, so their ranks wait less for input
 //! themselves. What tells is whether the other loaders were ever idle: if they were not, all ranks starve.
 
 use super::LossCause;
@@ -101,8 +101,8 @@ mod tests {
         assert_eq!(blamed(&[0, 0]), [0; 0]);
     }
 
-    /// Two ranks in a run of 1000 ns; the first waits far less for input. Their loaders have two workers each, which were
-    /// busy for so long together.
+    /// Two ranks in a run of 1000 ns; the first waits far less for input. Their loaders have two workers each, which
+    /// were busy for so long together.
     fn blamed_with_loaders(busy_ns: [u64; 2]) -> Vec<usize> {
         let ranks = [(100, busy_ns[0]), (700, busy_ns[1])].map(|(waits_ns, ns)| {
             let lane = vec![Stretch { from_ns: 0, to_ns: waits_ns, activity: Activity::Input }];

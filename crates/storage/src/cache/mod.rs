@@ -3,8 +3,8 @@
 //! Objects are cut into blocks of the same length. A block is named by a hash of where it comes from, the object's path
 //! and content (its version) and its number; so a block never goes out of date, and an object that is replaced has new
 //! blocks. A read takes a block from memory, else from disk, else it fetches it (`fetch`): once in a process
-//! (`flights`), once on a host by a lease on disk (`disk`), and once in a job by asking the rank that fetches it for all
-//! (`peers`). Others wait for it, with a deadline, and then fetch it themselves.
+//! (`flights`), once on a host by a lease on disk (`disk`), and once in a job by asking the rank that fetches it for
+//! all (`peers`). Others wait for it, with a deadline, and then fetch it themselves.
 //!
 //! **Invariant:** what is read is what the storage behind has, or an error of that storage. The cache has no errors of
 //! its own: what is broken or cannot be written is fetched.

@@ -149,8 +149,8 @@ impl Job {
         Job { peers, seeds, standings, pace: Pace::default(), passed_over: AtomicU64::new(0) }
     }
 
-    /// Which rank to ask for a block; none if this one is to read it from storage. If storage's pace is given, it must be
-    /// worth while.
+    /// Which rank to ask for a block; none if this one is to read it from storage. If storage's pace is given, it must
+    /// be worth while.
     pub(super) fn whom_to_ask(&self, key: Key, has_disk: bool, storage: Option<f64>) -> Option<usize> {
         let now = Instant::now();
         let own = self.peers.own_rank();
