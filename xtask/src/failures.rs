@@ -16,6 +16,9 @@ const NAMES_SHOWN: usize = 10;
 /// Lines of reasons that are kept for each process that prefixes its lines: an assertion with both of its values fits.
 const REASONS_KEPT: usize = 15;
 
+/// Lines of a traceback among them that come before what went wrong: the test's own, and those that it called.
+const CALLS_KEPT: usize = 5;
+
 /// Characters that are kept of a line: a path, a long name and a sentence fit.
 const LINE_KEPT: usize = 300;
 
@@ -101,7 +104,8 @@ impl Speaker {
             Place::Panic => self.keep(text),
             Place::Description if line.starts_with("===") => self.place = Place::Anywhere,
             Place::Description => {
-                if self.described == 1 && (line.starts_with("E   ") || is_place_in_python(line)) {
+                let is_early = self.reasons.len() < CALLS_KEPT || self.reasons.iter().any(|line| is_of_error(line));
+                if self.described == 1 && (is_of_error(line) || is_early && is_place_in_python(line)) {
                     self.keep(line);
                 }
             }
@@ -168,6 +172,11 @@ fn of_pytest(line: &str) -> Option<String> {
 /// Whether pytest begins to describe a failure: `____ name ____`.
 fn is_heading(line: &str) -> bool {
     line.starts_with("___") && line.ends_with("___") && line.contains(' ')
+}
+
+/// `E   assert 1 == 2`, with which pytest says what went wrong.
+fn is_of_error(line: &str) -> bool {
+    line.starts_with("E   ")
 }
 
 /// `path.py:12: AssertionError`, with which pytest ends what it shows of a function.
@@ -343,6 +352,10 @@ rank 1: the first reasons:
         assert_eq!(message.lines().count(), 1 + NAMES_SHOWN + 1, "{message}");
         assert!(message.ends_with("…\n  and 3 more\n"), "{message}");
         assert!(message.lines().all(|line| line.chars().count() <= LINE_KEPT + 3), "{message}");
+        let calls: Vec<String> = (0..40).map(|n| format!("test_a.py:{n}: in call")).collect();
+        let message = heard(&format!("____ test_a ____\n{}\nE   no\na.py:1: ValueError", calls.join("\n"))).to_string();
+        assert_eq!(message.lines().count(), 1 + CALLS_KEPT + 2, "{message}");
+        assert!(message.ends_with("  | E   no\n  | a.py:1: ValueError\n"), "{message}");
         let reasons: Vec<String> = (0..40).map(|n| format!("E   line {n}")).collect();
         let message = heard(&format!("____ test_a ____\n{}", reasons.join("\n"))).to_string();
         assert_eq!(message.lines().count(), 1 + REASONS_KEPT, "{message}");
