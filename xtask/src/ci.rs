@@ -1,16 +1,16 @@
 //! What continuous integration runs, in order, and the chores that are one leg of it.
 //!
-//! The first leg that fails ends the run with the line that repeats it. Legs that mostly wait, or that only fill the
-//! time of others, run beside those that follow them, each as a process of its own; what they wrote is shown in one
-//! piece when they are over. No test that judges times runs beside a leg. However the run ends, the minutes of every
-//! leg that ran are printed, as the rows of the table in CONTRIBUTING.md. Alone on the last line stands how many tests
-//! ran: `N passed, 0 failed`.
+//! The first leg that fails ends the run. Legs that mostly wait, or that only fill the time of others, run beside those
+//! that follow them, each as a process of its own; what they wrote is shown in one piece when they are over. No test
+//! that judges times runs beside a leg. However the run ends, the minutes of every leg that ran are printed, as the
+//! rows of the table in CONTRIBUTING.md. Alone on the last line stands how many tests ran: `N passed, 0 failed`; where
+//! a leg failed, the last lines name the tests that failed and the command that repeats them, for each leg that did.
 
 use std::io::Write as _;
 use std::path::Path;
 use std::thread;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::scope::Scope;
 use crate::shell::{Shell, Started};
@@ -103,11 +103,8 @@ fn run_all(legs: &'static [Leg]) -> Result<()> {
     let mut round = Round::begin();
     // Asked for now: a leg may compile this program anew.
     let us = std::env::current_exe().context("finding out which program this is")?;
-    let mut outcome = legs.iter().try_for_each(|leg| round.come_to(leg, &us));
-    // Half of an installation would be left if the tools were ended; whoever fails beside a failure is told, too.
-    while let Some(first) = round.beside.pop() {
-        outcome = outcome.and(round.end(first));
-    }
+    let outcome = legs.iter().try_for_each(|leg| round.come_to(leg, &us));
+    let outcome = round.end_all(outcome);
     println!("\n=== times ===\n{}", round.times);
     outcome?;
     let total = round.total;
@@ -157,6 +154,18 @@ impl Round {
         let started = shell.words(&["ci", "--only", leg.heading]).start_apart()?;
         self.beside.push((leg, started));
         Ok(())
+    }
+
+    /// Waits for all legs that still run: half of an installation would be left if the tools were ended. Those that
+    /// fail beside a failure are told behind it.
+    fn end_all(&mut self, mut outcome: Result<()>) -> Result<()> {
+        while let Some(last) = self.beside.pop() {
+            outcome = match (outcome, self.end(last)) {
+                (Err(first), Err(other)) => Err(anyhow!("{first:#}\n\nand {other:#}")),
+                (first, other) => first.and(other),
+            };
+        }
+        outcome
     }
 
     /// Waits for a leg that runs beside others, and shows what it wrote.
@@ -381,5 +390,14 @@ mod tests {
         assert!(text.starts_with("the leg \"beside\" failed; alone it runs as `cargo xtask x`"), "{text}");
         assert!(text.ends_with("to repeat it: false ci --only beside"), "{text}");
         assert_eq!(round.total, Tally { passed: 1, failed: 0 });
+    }
+
+    #[test]
+    fn legs_that_fail_beside_a_failure_are_told_behind_it() {
+        let mut round = Round::begin();
+        TRIAL[..2].iter().try_for_each(|leg| round.come_to(leg, Path::new("false"))).unwrap();
+        let text = format!("{:#}", round.end_all(Err(anyhow!("the leg \"first\" failed"))).unwrap_err());
+        assert!(text.starts_with("the leg \"first\" failed\n\nand the leg \"filling\" failed; "), "{text}");
+        assert!(text.contains("\n\nand the leg \"beside\" failed; "), "{text}");
     }
 }

@@ -12,6 +12,7 @@ mod ci;
 mod cycles;
 mod deny;
 mod detect;
+mod failures;
 mod freeze;
 mod fuzz;
 mod kernels;

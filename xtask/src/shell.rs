@@ -1,7 +1,7 @@
-//! Runs commands: shows what runs, passes its output on, and keeps the lines in which a test runner counts.
+//! Runs commands: shows what runs, passes its output on, and keeps what a test runner counts and which tests failed.
 //!
-//! Every command starts at the root of the workspace. A command that fails ends the chore with the very line that
-//! repeats it. Nothing here goes through `sh`: words are words.
+//! Every command starts at the root of the workspace. A command that fails ends the chore with the tests that failed
+//! and the very line that repeats it. Nothing here goes through `sh`: words are words.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, IsTerminal, PipeReader, Stdout, Write};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
+use crate::failures::Failures;
 use crate::tally::Tally;
 use crate::tools::{target_dir, tools_bin};
 
@@ -117,7 +118,10 @@ impl Shell {
         drop(command);
         let (heard_out, heard) = mpsc::channel();
         let refused = self.refused.clone();
-        thread::spawn(move || heard_out.send(pass_on(reader, &refused, out())));
+        thread::spawn(move || {
+            // Nobody hears it where the end was not waited for.
+            let _ = heard_out.send(pass_on(reader, &refused, out()));
+        });
         Ok(Started { line: self.line(), accepted: self.accepted, began: Instant::now(), child, heard })
     }
 
@@ -182,12 +186,12 @@ impl Started {
     pub(crate) fn end(mut self) -> Result<Ended> {
         let status = self.child.wait()?;
         let line = &self.line;
-        let Ok(Heard { tally, offence, output, ended }) = self.heard.recv_timeout(LEFT_BEHIND) else {
+        let Ok(Heard { tally, failures, offence, output, ended }) = self.heard.recv_timeout(LEFT_BEHIND) else {
             bail!("the command ended, but a process that it left behind still runs: {line}");
         };
         let is_well = status.success() || status.code().is_some() && status.code() == self.accepted;
         let tally = match offence {
-            _ if !is_well => Err(anyhow!("{status}; {tally}\nto repeat it: {line}")),
+            _ if !is_well => Err(anyhow!("{status}; {tally}\n{failures}to repeat it: {line}")),
             Some(said) => Err(anyhow!("it succeeded, but said: {said}\nto repeat it: {line}")),
             None => Ok(tally),
         };
@@ -216,6 +220,7 @@ impl Output for Vec<u8> {
 /// What the output of a command told.
 struct Heard {
     tally: Tally,
+    failures: Failures,
     /// The first line with a refused text.
     offence: Option<String>,
     output: Vec<u8>,
@@ -224,7 +229,7 @@ struct Heard {
 
 /// Copies lines, counts the tests they tell of and looks for refused texts.
 fn pass_on(reader: PipeReader, refused: &[&str], mut out: impl Output) -> Heard {
-    let (mut tally, mut offence) = (Tally::default(), None);
+    let (mut tally, mut failures, mut offence) = (Tally::default(), Failures::default(), None);
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
     while let Ok(1..) = reader.read_until(b'\n', &mut line) {
@@ -232,12 +237,13 @@ fn pass_on(reader: PipeReader, refused: &[&str], mut out: impl Output) -> Heard 
         let _ = out.write_all(&line).and_then(|()| out.flush());
         let text = String::from_utf8_lossy(&line);
         tally += Tally::of_line(&text);
+        failures.hear(&text);
         if offence.is_none() && refused.iter().any(|refused| text.contains(refused)) {
             offence = Some(text.trim_end().to_owned());
         }
         line.clear();
     }
-    Heard { tally, offence, output: out.kept(), ended: Instant::now() }
+    Heard { tally, failures, offence, output: out.kept(), ended: Instant::now() }
 }
 
 /// The word as a shell would need it.
@@ -286,6 +292,13 @@ mod tests {
     fn counts_reach_the_caller() {
         let tally = Shell::new("echo").words(&["test result: ok. 3 passed; 0 failed; 0 ignored"]).run().unwrap();
         assert_eq!(tally, Tally { passed: 3, failed: 0 });
+    }
+
+    #[test]
+    fn a_command_that_fails_names_the_tests_that_failed() {
+        let words = ["-c", "echo 'test a::b ... FAILED'; echo 'test result: FAILED. 0 passed; 1 failed'; exit 101"];
+        let error = Shell::new("sh").words(&words).run().unwrap_err().to_string();
+        assert!(error.contains("0 passed, 1 failed\nfailed tests:\n  a::b\nto repeat it: sh"), "{error}");
     }
 
     #[test]

@@ -69,7 +69,7 @@ fn number_before(line: &str, word: &str) -> u64 {
 }
 
 /// The line without terminal colours.
-fn without_colors(line: &str) -> String {
+pub(crate) fn without_colors(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut chars = line.chars();
     while let Some(c) = chars.next() {

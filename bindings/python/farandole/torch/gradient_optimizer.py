@@ -41,8 +41,7 @@ class _DistributedOptimizer:
 
     param_groups: list[dict[str, Any]]
 
-    # Fused optimizers would have a scaler look at gradients before `step`; this way it asks for them by `unscale_`.
-    _step_supports_amp_scaling = False
+    _step_supports_amp_scaling: bool
 
     def _begin(
         self,
@@ -67,6 +66,10 @@ class _DistributedOptimizer:
             if groups is not None:
                 self._parameter_registry.form_groups(groups)
             grad_scaler.synchronize_before_unscale()
+            # A scaler would look at the gradients of a fused optimizer before `step`, while they are in flight, and
+            # write them; this way it asks for them by `unscale_`. torch says so in the object, so a field of our class
+            # would not count.
+            self._step_supports_amp_scaling = False
         # Also of a rank that is alone: it is what larger jobs are compared with.
         phases.watch()
 

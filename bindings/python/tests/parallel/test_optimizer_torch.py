@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import time
 import warnings
 
 import pytest
@@ -98,18 +99,34 @@ def test_a_grad_scaler_skips_a_step_on_all_ranks_or_on_none(recipe: str) -> None
     assert_alike(network, reference)
 
 
-def test_a_fused_optimizer_and_a_scaler_get_reduced_gradients() -> None:
-    network = small_network()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.Adam(network.parameters(), lr=0.01, fused=True), network.named_parameters()
-    )
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_a_fused_optimizer_and_a_scaler_get_reduced_gradients(name: str) -> None:
+    kind = getattr(torch.optim, name)
+    # A large epsilon: otherwise steps do not depend on the scale of gradients, and rounding decides tiny ones.
+    options = {"lr": 0.01} if name == "SGD" else {"lr": 0.01, "eps": 0.1}
+    network, reference = small_network(), small_network()
+    optimizer = hvd.DistributedOptimizer(kind(network.parameters(), fused=True, **options), network.named_parameters())
+    alone = kind(reference.parameters(), **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    for x, y in batches(4):
+    scales = []
+    for iteration, (x, y) in enumerate(batches(4)):
         optimizer.zero_grad()
-        scaler.scale(mse_loss(network(own_part(x)), own_part(y))).backward()
+        loss = mse_loss(network(own_part(x)), own_part(y))
+        if hvd.rank() == 0:
+            time.sleep(0.05)  # Gradients of the other ranks are still in flight when their scalers want to look.
+            if iteration == 2:
+                loss = loss * float("inf")  # On one rank only; all must skip.
+        scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
+        scales.append(scaler.get_scale())
+        if iteration != 2:
+            alone.zero_grad()
+            mse_loss(reference(x), y).backward()
+            alone.step()
+    assert scales == [16.0, 16.0, 8.0, 8.0]
     assert all(same_everywhere(p) for p in network.parameters())
+    assert_alike(network, reference)
 
 
 def test_autocast_gives_gradients_of_the_parameters_type() -> None:
