@@ -10,7 +10,8 @@ Invariant: after `step` all ranks have the same parameters if they had the same 
 
 Deltas exist only after the user's step, so nothing is submitted during backward and gradients may be clipped and
 changed freely before `step`; `synchronize` has nothing to wait for. `backward_passes_per_step` is how often a script
-calls backward before `step`, and needs no help.
+calls backward before `step`, and needs no help. A `GradScaler` looks at each rank's own gradients; what one rank finds
+counts for all, so that all make a step or none does.
 
 With groups of the user's, the deltas of a group are submitted together and none is combined before all are there on all
 ranks. Each is combined by itself nevertheless: the result is the same with groups and without.
@@ -26,9 +27,9 @@ from typing import Any
 
 import torch
 
-from farandole.torch import phases
+from farandole.torch import grad_scaler, phases
 from farandole.torch.grouping import Groups, named_groups
-from farandole.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
+from farandole.torch.mpi_ops import Max, allreduce_, allreduce_async_, grouped_allreduce_async_, synchronize
 from farandole.torch.parameter_names import name_parameters, numbered
 from farandole.torch.reduce_options import ReduceOptions, check_passes
 
@@ -37,6 +38,8 @@ class DeltaOptimizer:
     """What is put in front of the user's optimizer class."""
 
     param_groups: list[dict[str, Any]]
+
+    _step_supports_amp_scaling: bool
 
     def _begin(
         self,
@@ -51,6 +54,9 @@ class DeltaOptimizer:
         self._options = options
         self._starts: dict[torch.Tensor, torch.Tensor] = {}
         self.backward_passes_per_step = passes
+        grad_scaler.synchronize_before_unscale()
+        # Otherwise a fused optimizer would skip its step by what this rank alone has found.
+        self._step_supports_amp_scaling = False
         phases.watch()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -60,6 +66,15 @@ class DeltaOptimizer:
 
     def synchronize(self) -> None:
         """Does nothing: gradients stay where they are, and deltas are combined within `step`."""
+
+    def _agree_on_overflow(self, found: Iterable[torch.Tensor]) -> None:
+        """Makes what a scaler has found on any rank the finding of all: 1 for an overflow, 0 for none."""
+        if not self._options.process_set.included():
+            return
+        _, first = self._named_parameters()[0]
+        for number, tensor in enumerate(found):
+            name = f"overflow.{number}.{first}"
+            allreduce_(tensor.view(1), name=name, op=Max, process_set=self._options.process_set)
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Refused: there is no step without combining."""

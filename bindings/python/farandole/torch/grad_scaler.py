@@ -3,7 +3,7 @@
 Owns one change to `torch.amp.GradScaler`: before it looks at the gradients of a distributed optimizer, these are
 reduced. A scaler multiplies gradients in place and decides by what it finds whether to step at all. Doing so while
 they are in flight would ruin them, and ranks that decide differently would wait for each other for ever. In reduced
-gradients all ranks find the same.
+gradients all ranks find the same. Where gradients are not reduced (Adasum), the ranks agree on what they have found.
 
 With it, ``scaler.step(optimizer); scaler.update()`` is all that a script needs; the recipe with `synchronize` and
 `skip_synchronize` works as before. Other optimizers and scalers that are switched off notice nothing.
@@ -29,6 +29,9 @@ def synchronize_before_unscale() -> None:
         if synchronize is not None and scaler.is_enabled():
             synchronize()
         original(scaler, optimizer)
+        agree = getattr(optimizer, "_agree_on_overflow", None)
+        if agree is not None and scaler.is_enabled():
+            agree(scaler._found_inf_per_device(optimizer).values())
 
     unscale_.waits_for_gradients = True  # type: ignore[attr-defined]
     torch.amp.GradScaler.unscale_ = unscale_  # type: ignore[method-assign, assignment]

@@ -162,3 +162,25 @@ def test_skipping_is_refused() -> None:
     )
     with pytest.raises(AssertionError, match="Skipping synchronization is not supported when using Adasum optimizer"):
         optimizer.skip_synchronize()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_skips_a_step_on_all_ranks_or_on_none(fused: bool) -> None:
+    network = small_network()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.Adam(network.parameters(), lr=0.01, fused=fused), network.named_parameters(), op=hvd.Adasum
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for iteration, (x, y) in enumerate(batches(4)):
+        before = [p.detach().clone() for p in network.parameters()]
+        optimizer.zero_grad()
+        loss = mse_loss(network(own_part(x)), own_part(y))
+        if hvd.rank() == 0 and iteration == 2:
+            loss = loss * float("inf")  # On one rank only.
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        stays = [torch.equal(p, old) for p, old in zip(network.parameters(), before, strict=True)]
+        assert all(stays) if iteration == 2 else not any(stays)
+        assert all(same_everywhere(p) for p in network.parameters())
+    assert scaler.get_scale() == 8.0
