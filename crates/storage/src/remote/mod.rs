@@ -10,7 +10,8 @@
 //! | `place` | from a URL and variables to a store; credentials |
 //! | `connect` | addresses, proxies, TLS |
 //! | `client` | HTTP/1.1 on connections that are used again |
-//! | `fetch` | ranges in parts, one content only |
+//! | `fetch` | a part of a range with attempts, one content only |
+//! | `parts` | ranges in parts, some of them at once |
 //! | `driver`, `patience` | the thread, and how attempts are repeated |
 //! | `trouble`, `explain` | what went wrong, as a type and in words |
 //! | `nfs` | files of an NFS server, with a protocol and errors of its own |
@@ -27,6 +28,7 @@ mod driver;
 mod explain;
 mod fetch;
 mod nfs;
+mod parts;
 mod patience;
 mod place;
 mod profile;
@@ -34,10 +36,10 @@ mod trouble;
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use object_store::path::Path;
@@ -46,7 +48,8 @@ use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 use self::client::{Client, ClientParts, Redirects};
 use self::connect::Dialer;
 use self::driver::Driver;
-use self::fetch::{Failure, Fetch, Piece, is_same, version_of};
+use self::fetch::{Failure, Fetch, is_same, version_of};
+use self::parts::{Parts, read_in_parts};
 use self::patience::Patience;
 use self::place::{Kind, Secrets};
 use self::trouble::Trouble;
@@ -186,27 +189,6 @@ impl Remote {
         self.versions.lock().unwrap_or_else(PoisonError::into_inner).insert(key(path), version);
     }
 
-    /// Copies what arrives into the buffer, until all lanes are done.
-    fn gather(&self, path: &str, pieces: &Receiver<Piece>, lanes: usize, buffer: &mut [u8]) -> Result<(), Failure> {
-        let until = Instant::now() + self.options.deadline;
-        let mut done = 0;
-        while done < lanes {
-            let left = until.saturating_duration_since(Instant::now());
-            match pieces.recv_timeout(left) {
-                Ok(Piece::Bytes(at, bytes)) => buffer[at..at + bytes.len()].copy_from_slice(&bytes),
-                Ok(Piece::Version(version)) => match self.known(path) {
-                    Some(known) if !is_same(known, version) => return Err(Failure::Changed),
-                    Some(known) if known.tag != 0 => {}
-                    _ => self.remember(path, version),
-                },
-                Ok(Piece::Done) => done += 1,
-                Ok(Piece::Failed(failure)) => return Err(failure),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(Failure::TimedOut),
-            }
-        }
-        Ok(())
-    }
-
     fn fetch(
         &self,
         path: &str,
@@ -214,26 +196,25 @@ impl Remote {
         expected: Option<ObjectVersion>,
         buffer: &mut [u8],
     ) -> Result<(), Failure> {
-        let fetch = Arc::new(Fetch {
+        let fetch = Fetch {
             store: Arc::clone(&self.store),
             path: location(path),
-            range,
-            part_bytes: self.options.part_bytes.max(1) as u64,
+            parts: Parts::new(range, self.options.part_bytes as u64),
             expected,
             patience: Patience::new(&self.options),
             whole_bytes: self.options.whole_bytes,
             no_ranges: Arc::clone(&self.no_ranges),
             counters: self.counters(),
-            next: AtomicUsize::new(0),
-        });
-        let lanes = fetch.parts().min(self.options.parts_at_once.max(1));
-        let (sender, pieces) = channel();
-        let tasks: Vec<_> = (0..lanes).map(|_| self.driver.spawn(Arc::clone(&fetch).lane(sender.clone()))).collect();
-        let result = self.gather(path, &pieces, lanes, buffer);
-        if result.is_err() {
-            tasks.iter().for_each(tokio::task::JoinHandle::abort);
-        }
-        result
+        };
+        let seen = |version| match self.known(path) {
+            Some(known) if !is_same(known, version) => Err(Failure::Changed),
+            Some(known) if known.tag != 0 => Ok(()),
+            _ => {
+                self.remember(path, version);
+                Ok(())
+            }
+        };
+        read_in_parts(&self.driver, fetch, self.options.parts_at_once, buffer, seen, Failure::TimedOut)
     }
 }
 
