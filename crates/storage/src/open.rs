@@ -174,21 +174,8 @@ fn open_remote(
     path: &str,
     options: &StorageOptions,
 ) -> Result<(Arc<dyn Storage>, String), StorageError> {
-    use super::remote::{Nfs, NfsPlace, Place, Remote};
-
-    if scheme == "nfs" {
-        let place = NfsPlace::new(authority, path).map_err(|cause| cannot(url, &cause))?;
-        let path = place.path.clone();
-        let nfs = Arc::new(Nfs::new(place, options).map_err(|cause| cannot(url, &cause))?);
-        let (counters, identity) = (nfs.counters(), nfs.identity());
-        return Ok((with_cache(nfs, &identity, counters, options), path));
-    }
-    let place = Place::new(scheme, authority, path).map_err(|cause| cannot(url, &cause))?;
-    let path = place.path.clone();
-    let remote = Arc::new(Remote::new(place, options).map_err(|cause| cannot(url, &cause))?);
-    let counters = remote.counters();
-    let identity = remote.identity();
-    Ok((with_cache(remote, &identity, counters, options), path))
+    let opened = super::remote::open(scheme, authority, path, options).map_err(|cause| cannot(url, &cause))?;
+    Ok((with_cache(opened.storage, &opened.identity, opened.counters, options), opened.path))
 }
 
 /// A storage through a cache, unless the options keep nothing.

@@ -49,23 +49,46 @@ use self::client::{Client, ClientParts, Redirects};
 use self::connect::Dialer;
 use self::driver::Driver;
 use self::fetch::{Failure, Fetch, is_same, version_of};
+use self::nfs::{Nfs, NfsPlace};
 use self::parts::{Parts, read_in_parts};
 use self::patience::Patience;
-use self::place::{Kind, Secrets};
+use self::place::{Kind, Place, Secrets};
 use self::trouble::Trouble;
 use super::counters::{Count, StorageCounters, StorageCounts};
 use super::{Object, ObjectVersion, Storage, StorageError, StorageOptions};
 
-pub(super) use self::nfs::{Nfs, NfsPlace};
-pub(super) use self::place::Place;
-
 /// Requests end at the deadline by themselves; this much later the thread that drives them counts as dead.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// A storage, and what a cache in front of it needs.
+pub(super) struct Opened {
+    pub(super) storage: Arc<dyn Storage>,
+    /// The path of the URL within it.
+    pub(super) path: String,
+    /// What it is called among caches: two with the same one have the same objects.
+    pub(super) identity: String,
+    /// What it counts into.
+    pub(super) counters: Arc<StorageCounters>,
+}
+
+/// The storage of a URL's parts. Nothing is asked of it yet.
+pub(super) fn open(scheme: &str, authority: &str, path: &str, options: &StorageOptions) -> Result<Opened, String> {
+    let counters = Arc::<StorageCounters>::default();
+    if scheme == "nfs" {
+        let place = NfsPlace::new(authority, path)?;
+        let (path, identity) = (place.path.clone(), place.identity());
+        let storage = Arc::new(Nfs::new(place, options, Arc::clone(&counters))?);
+        return Ok(Opened { storage, path, identity, counters });
+    }
+    let place = Place::new(scheme, authority, path)?;
+    let path = place.path.clone();
+    let (remote, identity) = Remote::new(place, options, Arc::clone(&counters))?;
+    Ok(Opened { storage: Arc::new(remote), path, identity, counters })
+}
+
 /// See the module's text.
-pub(super) struct Remote {
+struct Remote {
     place: Place,
-    identity: String,
     store: Arc<dyn ObjectStore>,
     secrets: Secrets,
     options: StorageOptions,
@@ -77,9 +100,8 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// The store of a place, with credentials from the variables of the options.
-    pub(super) fn new(place: Place, options: &StorageOptions) -> Result<Remote, String> {
-        let counters = Arc::new(StorageCounters::default());
+    /// The store of a place, with credentials from the variables of the options, and what it is called among caches.
+    fn new(place: Place, options: &StorageOptions, counters: Arc<StorageCounters>) -> Result<(Remote, String), String> {
         let client = Client::new(ClientParts {
             dialer: Dialer::new(options.connect_timeout, options.silence_timeout, &options.variables),
             connections: options.connections,
@@ -88,27 +110,17 @@ impl Remote {
             redirects: if place.kind == Kind::Web { Redirects::Follow } else { Redirects::Refuse },
         });
         let (store, identity, secrets) = place.connect(&options.variables, client)?;
-        Ok(Remote {
+        let remote = Remote {
             place,
-            identity,
             store,
             secrets,
             options: options.clone(),
             counters,
             no_ranges: Arc::default(),
             versions: Mutex::default(),
-            driver: Driver::start().map_err(|error| format!("a thread for requests cannot be started: {error}"))?,
-        })
-    }
-
-    /// What this storage counts into; for a cache in front of it.
-    pub(super) fn counters(&self) -> Arc<StorageCounters> {
-        Arc::clone(&self.counters)
-    }
-
-    /// What the store is called among caches: two with the same one have the same objects.
-    pub(super) fn identity(&self) -> String {
-        self.identity.clone()
+            driver: Driver::start()?,
+        };
+        Ok((remote, identity))
     }
 
     fn error(&self, path: &str, offset: Option<u64>, failure: &Failure) -> StorageError {
@@ -123,7 +135,8 @@ impl Remote {
         F: Future<Output = Result<T, object_store::Error>> + Send,
     {
         let (sender, receiver) = channel();
-        let (patience, store, counters) = (Patience::new(&self.options), Arc::clone(&self.store), self.counters());
+        let (patience, store, counters) =
+            (Patience::new(&self.options), Arc::clone(&self.store), Arc::clone(&self.counters));
         self.driver.spawn(async move {
             let limit = tokio::time::Instant::from_std(patience.until);
             let mut fruitless = 0;
@@ -204,7 +217,7 @@ impl Remote {
             patience: Patience::new(&self.options),
             whole_bytes: self.options.whole_bytes,
             no_ranges: Arc::clone(&self.no_ranges),
-            counters: self.counters(),
+            counters: Arc::clone(&self.counters),
         };
         let seen = |version| match self.known(path) {
             Some(known) if !is_same(known, version) => Err(Failure::Changed),

@@ -46,10 +46,10 @@ use super::{GRACE, key};
 use crate::counters::{StorageCounters, StorageCounts};
 use crate::{Object, ObjectVersion, Storage, StorageError, StorageOptions};
 
-pub(crate) use self::place::NfsPlace;
+pub(super) use self::place::NfsPlace;
 
 /// See the module's text.
-pub(crate) struct Nfs {
+pub(super) struct Nfs {
     place: NfsPlace,
     server: Arc<Server>,
     options: StorageOptions,
@@ -61,26 +61,19 @@ pub(crate) struct Nfs {
 
 impl Nfs {
     /// The server of a place. Nothing is asked of it yet.
-    pub(crate) fn new(place: NfsPlace, options: &StorageOptions) -> Result<Nfs, String> {
-        let counters = Arc::new(StorageCounters::default());
+    pub(super) fn new(
+        place: NfsPlace,
+        options: &StorageOptions,
+        counters: Arc<StorageCounters>,
+    ) -> Result<Nfs, String> {
         Ok(Nfs {
             server: Arc::new(Server::new(place.clone(), options, Arc::clone(&counters))),
             place,
             options: options.clone(),
             counters,
             versions: Mutex::default(),
-            driver: Driver::start().map_err(|error| format!("a thread for requests cannot be started: {error}"))?,
+            driver: Driver::start()?,
         })
-    }
-
-    /// What this storage counts into; for a cache in front of it.
-    pub(crate) fn counters(&self) -> Arc<StorageCounters> {
-        Arc::clone(&self.counters)
-    }
-
-    /// What the server is called among caches: two with the same one have the same files.
-    pub(crate) fn identity(&self) -> String {
-        self.place.identity()
     }
 
     fn error(&self, path: &str, offset: Option<u64>, failure: &Failure) -> StorageError {
@@ -106,7 +99,7 @@ impl Nfs {
     /// Asks the server for the content of a file, and keeps it.
     fn look(&self, path: &str) -> Result<ObjectVersion, StorageError> {
         let (server, patience, asked) = (Arc::clone(&self.server), Patience::new(&self.options), path.to_owned());
-        let counters = self.counters();
+        let counters = Arc::clone(&self.counters);
         let located = self.run(async move { insist(&server, patience, &counters, || server.locate(&asked)).await });
         let version = located.and_then(|located| match located.attributes.kind {
             FileKind::File => Ok(located.attributes.version()),
@@ -133,7 +126,7 @@ impl Nfs {
 impl Storage for Nfs {
     fn list(&self, prefix: &str) -> Result<Vec<Object>, StorageError> {
         let (server, patience, asked) = (Arc::clone(&self.server), Patience::new(&self.options), prefix.to_owned());
-        let counters = self.counters();
+        let counters = Arc::clone(&self.counters);
         let found = self.run(async move { folders::list(&server, patience, &counters, &asked).await });
         let found = found.map_err(|failure| self.error(prefix, None, &failure))?;
         let objects = found.into_iter().map(|(path, version)| {
@@ -159,7 +152,7 @@ impl Storage for Nfs {
             return Err(failed(&Failure::Ends(expected.bytes)));
         }
         let (server, patience) = (Arc::clone(&self.server), Patience::new(&self.options));
-        let transfer = Transfer::new(server, path, offset..end, expected, patience, self.counters());
+        let transfer = Transfer::new(server, path, offset..end, expected, patience, Arc::clone(&self.counters));
         let lanes = self.options.parts_at_once;
         read_in_parts(&self.driver, transfer, lanes, buffer, |_| Ok(()), Failure::TimedOut)
             .map_err(|failure| failed(&failure))
