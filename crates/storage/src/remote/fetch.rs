@@ -129,11 +129,15 @@ impl PartRead for Fetch {
         let Range { start: mut at, end } = part;
         let mut etag = None;
         let mut fruitless = 0;
+        let mut last = None;
         loop {
             let before = at;
-            let failure = match self.attempt(&mut at, end, &mut etag, pieces).await {
-                Ok(()) => return Ok(()),
-                Err(failure) => failure,
+            let failure = match self.patience.within(self.attempt(&mut at, end, &mut etag, pieces)).await {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(failure)) => failure,
+                // Slow, or kept by what kept the attempt before.
+                None if at > before => return Err(Failure::TimedOut),
+                None => return Err(last.unwrap_or(Failure::TimedOut)),
             };
             if self.reads_whole_from_now_on(&failure) {
                 continue;
@@ -143,6 +147,7 @@ impl PartRead for Fetch {
                 Some(pause) => {
                     self.counters.count(Count::Retry);
                     log::debug!("{}, from byte {at} on, again in {pause:?}: {failure:?}", self.path);
+                    last = Some(failure);
                     tokio::time::sleep(pause).await;
                 }
                 None => return Err(failure),

@@ -73,6 +73,13 @@ pub(super) struct Opened {
 
 /// The storage of a URL's parts. Nothing is asked of it yet.
 pub(super) fn open(scheme: &str, authority: &str, path: &str, options: &StorageOptions) -> Result<Opened, String> {
+    // What keeps an attempt is known when it has ended: the first one must, before time is over.
+    let longest = options.deadline / 2;
+    let options = &StorageOptions {
+        connect_timeout: options.connect_timeout.min(longest),
+        silence_timeout: options.silence_timeout.min(longest),
+        ..options.clone()
+    };
     let counters = Arc::<StorageCounters>::default();
     if scheme == "nfs" {
         let place = NfsPlace::new(authority, path)?;
@@ -138,17 +145,19 @@ impl Remote {
         let (patience, store, counters) =
             (Patience::new(&self.options), Arc::clone(&self.store), Arc::clone(&self.counters));
         self.driver.spawn(async move {
-            let limit = tokio::time::Instant::from_std(patience.until);
             let mut fruitless = 0;
+            // Whoever runs out of time wants to know what kept the attempts before.
+            let mut last = None;
             let result = loop {
-                let failure = match tokio::time::timeout_at(limit, attempt(Arc::clone(&store))).await {
-                    Ok(Ok(value)) => break Ok(value),
-                    Ok(Err(error)) => Failure::Store(error),
-                    Err(_) => break Err(Failure::TimedOut),
+                let failure = match patience.within(attempt(Arc::clone(&store))).await {
+                    Some(Ok(value)) => break Ok(value),
+                    Some(Err(error)) => Failure::Store(error),
+                    None => break Err(last.unwrap_or(Failure::TimedOut)),
                 };
                 fruitless += 1;
                 let pause = failure.may_pass().then(|| patience.pause(fruitless)).flatten();
                 let Some(pause) = pause else { break Err(failure) };
+                last = Some(failure);
                 counters.count(Count::Retry);
                 tokio::time::sleep(pause).await;
             };

@@ -3,7 +3,7 @@
 //! Tasks of the driver's thread, the lanes, take parts until none is left, and send what arrives; the thread that reads
 //! copies it into its buffer. How a part is asked for, and how often, is up to the protocol ([`PartRead`]).
 //!
-//! **Invariant:** the read is over when all parts are, with the first failure, or at the end of its time.
+//! **Invariant:** the read is over when all parts are, with the first failure, or at the end of its time; parts end then by themselves.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
+use super::GRACE;
 use super::driver::Driver;
 use crate::ObjectVersion;
 
@@ -90,7 +91,7 @@ pub(super) fn read_in_parts<R: PartRead>(
     let lanes = read.parts().count().min(parts_at_once.max(1));
     let (sender, pieces) = channel();
     let tasks: Vec<_> = (0..lanes).map(|_| driver.spawn(lane(Arc::clone(&read), sender.clone()))).collect();
-    let result = gather(&pieces, lanes, read.until(), buffer, seen).unwrap_or(Err(timed_out));
+    let result = gather(&pieces, lanes, read.until() + GRACE, buffer, seen).unwrap_or(Err(timed_out));
     if result.is_err() {
         tasks.iter().for_each(tokio::task::JoinHandle::abort);
     }

@@ -107,9 +107,19 @@ impl PartRead for Transfer {
         // All calls share a connection: what breaks is the answer of one of them, and the others bring nothing without
         // any fault of their own.
         let mut of_all = self.counters.look().bytes_fetched;
+        let mut last = None;
         while at < end {
             let before = at;
-            let Err(failure) = self.attempt(&mut at, end, pieces).await else { continue };
+            let failure = match self.patience.within(self.attempt(&mut at, end, pieces)).await {
+                Some(Ok(())) => {
+                    last = None;
+                    continue;
+                }
+                Some(Err(failure)) => failure,
+                // Slow, or kept by what kept the attempt before.
+                None if at > before => return Err(Failure::TimedOut),
+                None => return Err(last.unwrap_or(Failure::TimedOut)),
+            };
             if failure.is_stale() {
                 self.server.forget_handles();
             }
@@ -120,6 +130,7 @@ impl PartRead for Transfer {
             let Some(pause) = pause else { return Err(failure) };
             self.counters.count(Count::Retry);
             log::debug!("{}, from byte {at} on, again in {pause:?}: {failure:?}", self.path);
+            last = Some(failure);
             tokio::time::sleep(pause).await;
         }
         Ok(())
@@ -132,7 +143,7 @@ fn arrived(begun: Bytes) -> Option<ReadBytes> {
     protocol::read_bytes(results).ok()?.ok().filter(|got| !got.bytes.is_empty())
 }
 
-/// Repeats an attempt until it succeeds or patience ends.
+/// Repeats an attempt until it succeeds or patience ends; then the failure is that of the last one that ended.
 pub(super) async fn insist<T, F>(
     server: &Server,
     patience: Patience,
@@ -143,10 +154,12 @@ where
     F: Future<Output = Result<T, Failure>>,
 {
     let mut fruitless = 0;
+    let mut last = None;
     loop {
-        let failure = match attempt().await {
-            Ok(value) => return Ok(value),
-            Err(failure) => failure,
+        let failure = match patience.within(attempt()).await {
+            Some(Ok(value)) => return Ok(value),
+            Some(Err(failure)) => failure,
+            None => return Err(last.unwrap_or(Failure::TimedOut)),
         };
         if failure.is_stale() {
             server.forget_handles();
@@ -154,6 +167,7 @@ where
         fruitless += 1;
         let pause = failure.may_pass().then(|| patience.pause(fruitless)).flatten();
         let Some(pause) = pause else { return Err(failure) };
+        last = Some(failure);
         counters.count(Count::Retry);
         tokio::time::sleep(pause).await;
     }
