@@ -99,6 +99,9 @@ pub(super) fn headline(findings: &Findings) -> String {
 pub(super) fn sentences(findings: &Findings) -> Vec<String> {
     let rows = known(findings);
     let mut said = Vec::new();
+    if !rows.is_empty() && rows.iter().all(|(row, _, _)| row.runs.len() == 1) {
+        said.push("Each point was run once: by how much runs differ is not known (--repeats).".to_owned());
+    }
     if findings.kind == Kind::Loader {
         said.extend(saturation_sentence(&rows, &findings.unit));
         said.extend(prefetch_sentence(&rows));
@@ -173,10 +176,13 @@ fn cache_sentences(rows: &[Known<'_>]) -> Vec<String> {
             let (name, word, ratio) = (short(&cold.name), kept.cache.word(), fast_per_s / slow_per_s);
             let place = format!("{name} with {}", workers(cold.workers));
             let reads = share_of(slow.0, "read") > MOST;
-            said.push(match (same(fast, slow) || ratio < 1.0, ratio <= SAME && !reads) {
-                (false, _) => format!("{place}: {word} is {ratio:.2}× cold, which is what a cache gains."),
-                (true, true) => format!("{place}: {word} is no faster than cold: reading is not what limits."),
-                (true, false) => format!("{place}: {word} and cold differ by no more than their runs do."),
+            said.push(match (same(fast, slow), reads) {
+                (false, _) if ratio > 1.0 => format!("{place}: {word} is {ratio:.2}× cold, which is what a cache gains."),
+                (_, false) => format!("{place}: {word} is no faster than cold: reading is not what limits."),
+                (true, true) => format!("{place}: {word} and cold differ by no more than their runs do."),
+                (false, true) => format!(
+                    "{place}: {word} is {ratio:.2}× cold, which no cache explains: something else was busy; measure again."
+                ),
             });
         }
     }

@@ -89,5 +89,24 @@ fn one_number_of_workers_says_nothing_of_saturation() {
     let input = axes(&["photos"], &[2], &[2], &[Cache::Warm]);
     let findings = findings(Kind::Loader, input, |_| 50.0, (0.0, 0.0));
     assert_eq!(findings.headline, "2 workers with 2 ahead make the most: 50 samples/s");
-    assert!(findings.sentences[0].contains("does not saturate up to 2 workers"), "{:?}", findings.sentences);
+    assert!(findings.sentences[0].starts_with("Each point was run once"), "{:?}", findings.sentences);
+    assert!(findings.sentences[1].contains("does not saturate up to 2 workers"), "{:?}", findings.sentences);
+}
+
+#[test]
+fn a_cache_that_seems_to_cost_time_is_not_called_the_same() {
+    let input = axes(&["/disk"], &[2], &[2], &[Cache::Cold, Cache::Warm]);
+    let rate = |input: &InputPoint| if input.cache == Cache::Cold { 400.0 } else { 300.0 };
+    let findings = findings(Kind::Storage, input, rate, (0.009, 0.001));
+    let said = findings.sentences.join("\n");
+    assert!(said.contains("/disk with 2 workers: warm is 0.75× cold, which no cache explains"), "{said}");
+}
+
+#[test]
+fn long_names_keep_their_scheme_and_their_end() {
+    assert_eq!(short("photos"), "photos");
+    assert_eq!(short("nfs://127.0.0.1/tmp/newuser/srv/shapes-tar4"), "nfs://…/newuser/srv/shapes-tar4");
+    assert_eq!(short("/a/very/long/path/that/does/not/fit/photos"), "…/path/that/does/not/fit/photos");
+    assert_eq!(super::super::input::shortened("s3://data/shapes-tar", 16), "s3://…/shapes-tar");
+    assert_eq!(super::super::input::shortened("one-name-without-any-slash", 16), "…ithout-any-slash");
 }
