@@ -57,6 +57,9 @@ use self::trouble::Trouble;
 use super::counters::{Count, StorageCounters, StorageCounts};
 use super::{Object, ObjectVersion, Storage, StorageError, StorageOptions};
 
+#[cfg(any(test, fuzzing))]
+pub use self::nfs::check_any_answer;
+
 /// Requests end at the deadline by themselves; this much later the thread that drives them counts as dead.
 const GRACE: Duration = Duration::from_secs(10);
 

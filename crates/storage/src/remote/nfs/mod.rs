@@ -47,6 +47,8 @@ use crate::counters::{StorageCounters, StorageCounts};
 use crate::{Object, ObjectVersion, Storage, StorageError, StorageOptions};
 
 pub(super) use self::place::NfsPlace;
+#[cfg(any(test, fuzzing))]
+pub use self::protocol::check_any_answer;
 
 /// See the module's text.
 pub(super) struct Nfs {
