@@ -3,7 +3,8 @@
 //! Tasks of the driver's thread, the lanes, take parts until none is left, and send what arrives; the thread that reads
 //! copies it into its buffer. How a part is asked for, and how often, is up to the protocol ([`PartRead`]).
 //!
-//! **Invariant:** the read is over when all parts are, with the first failure, or at the end of its time; parts end then by themselves.
+//! **Invariant:** the read is over when all parts are, with the first failure, or at the end of its time; parts end
+//! by themselves then.
 
 use std::ops::Range;
 use std::sync::Arc;
