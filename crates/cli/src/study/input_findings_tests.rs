@@ -64,7 +64,7 @@ fn the_fastest_storage_is_named_with_how_much_and_what_limits() {
     );
     let said = findings.sentences.join("\n");
     assert!(said.contains("s3://b/x with 2 workers: warm is 3.90× cold"), "{said}");
-    assert!(said.contains("/disk with 2 workers: warm and cold differ by no more than their runs do"), "{said}");
+    assert!(said.contains("/disk with 2 workers: warm and cold make about the same"), "{said}");
     assert!(said.contains("All points: 90 % of a worker's time is reading: the storage limits"), "{said}");
     assert_eq!(findings.rows[2].speedup, Some(0.25), "compared with the first source in the same state");
 }
@@ -109,4 +109,18 @@ fn long_names_keep_their_scheme_and_their_end() {
     assert_eq!(short("/a/very/long/path/that/does/not/fit/photos"), "…/path/that/does/not/fit/photos");
     assert_eq!(super::super::input::shortened("s3://data/shapes-tar", 16), "s3://…/shapes-tar");
     assert_eq!(super::super::input::shortened("one-name-without-any-slash", 16), "…ithout-any-slash");
+}
+
+#[test]
+fn what_most_points_are_limited_by_is_said_without_all_their_names() {
+    let mut found = findings(
+        Kind::Storage,
+        axes(&["/a", "/b"], &[2], &[2], &[Cache::Cold, Cache::Warm]),
+        |_| 100.0,
+        (0.001, 0.009),
+    );
+    found.rows[0].phases = vec![("read".into(), 0.009), ("decode".into(), 0.001)];
+    let said = sentences(&found).join("\n");
+    assert!(said.contains("/a, cold, 2 workers: 90 % of a worker's time is reading"), "{said}");
+    assert!(said.contains("All points but /a, cold, 2 workers: 90 % of a worker's time is decoding"), "{said}");
 }
