@@ -94,10 +94,10 @@ pub(super) fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let bar = bar("{bar:24} {pos}/{len} records, {msg}/s, {eta} left");
     let begun = Instant::now();
     let told = |progress: ConversionProgress| {
-        bar.set_length(progress.all as u64);
-        bar.set_position(progress.records as u64);
         let rate = progress.bytes as f64 / begun.elapsed().as_secs_f64().max(1e-3);
         bar.set_message(indicatif::DecimalBytes(rate as u64).to_string());
+        bar.set_length(progress.all as u64);
+        bar.set_position(progress.records as u64);
     };
     let converted = convert(&**records, &conversion, &told, &stop);
     bar.finish_and_clear();
