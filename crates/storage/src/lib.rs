@@ -21,10 +21,16 @@ mod open;
 pub mod regular;
 #[cfg(feature = "remote")]
 mod remote;
+#[cfg(all(test, feature = "remote"))]
+#[path = "../../../fuzz/seeds.rs"]
+mod seeds;
 
 pub use counters::{StorageCounters, StorageCounts};
 pub use local::LocalFiles;
 pub use open::{StorageOptions, StorageVariables, open};
+#[cfg(all(any(test, fuzzing), feature = "remote"))]
+#[doc(hidden)]
+pub use remote::check_any_answer;
 
 /// Objects that are read by ranges. See the module's text.
 pub trait Storage: Send + Sync + std::fmt::Debug {

@@ -132,17 +132,17 @@ impl std::fmt::Debug for StorageVariables {
 /// be mounted, through a cache, too.
 ///
 /// # Errors
-/// If there is no such kind of storage, or credentials or settings for it are missing. Nothing is asked for yet: that a
-/// bucket or an object is not there shows when it is read.
+/// If there is no such kind of storage, credentials or settings for it are missing, or a path of this machine leads to
+/// nothing. Nothing is asked of others yet: that a bucket or an object is not there shows when it is read.
 pub fn open(url: &str, options: &StorageOptions) -> Result<(Arc<dyn Storage>, String), StorageError> {
     match url.split_once("://") {
-        None => Ok(open_local(url)),
+        None => open_local(url),
         Some(("file", rest)) => {
             let path = rest.strip_prefix("localhost").filter(|path| path.starts_with('/')).unwrap_or(rest);
             if !path.starts_with('/') {
                 return Err(cannot(url, "a file:// URL has three slashes and an absolute path: file:///data/train"));
             }
-            Ok(open_local(path))
+            open_local(path)
         }
         Some((scheme, rest)) => {
             let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -157,17 +157,21 @@ pub fn open(url: &str, options: &StorageOptions) -> Result<(Arc<dyn Storage>, St
 /// The storage begins with the folder that everything meant lies in, so that nothing beside it is looked at: the
 /// folder itself and nothing within it, the folder of a file and the file, or the last folder before a pattern and the
 /// pattern.
-fn open_local(path: &str) -> (Arc<dyn Storage>, String) {
-    let path = Path::new(path);
+fn open_local(path: &str) -> Result<(Arc<dyn Storage>, String), StorageError> {
+    let (path, shown) = (Path::new(path), path);
     if path.is_dir() {
-        return (Arc::new(LocalFiles::new(path)), String::new());
+        return Ok((Arc::new(LocalFiles::new(path)), String::new()));
     }
     // A pattern may have characters of its own in any part of a path.
     let is_plain = |part: &Path| !part.to_string_lossy().contains(['*', '?', '[', '{']);
+    if is_plain(path) && matches!(path.try_exists(), Ok(false)) {
+        let cause = "there is no such file or folder".to_owned();
+        return Err(StorageError { path: shown.to_owned(), offset: None, kind: StorageErrorKind::NotFound, cause });
+    }
     let folder = path.ancestors().skip(1).find(|folder| is_plain(folder)).unwrap_or(Path::new(""));
     let rest = path.strip_prefix(folder).unwrap_or(path).to_string_lossy().into_owned();
     let root = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    (Arc::new(LocalFiles::new(root)), rest)
+    Ok((Arc::new(LocalFiles::new(root)), rest))
 }
 
 #[cfg(feature = "remote")]
@@ -178,21 +182,8 @@ fn open_remote(
     path: &str,
     options: &StorageOptions,
 ) -> Result<(Arc<dyn Storage>, String), StorageError> {
-    use super::remote::{Nfs, NfsPlace, Place, Remote};
-
-    if scheme == "nfs" {
-        let place = NfsPlace::new(authority, path).map_err(|cause| cannot(url, &cause))?;
-        let path = place.path.clone();
-        let nfs = Arc::new(Nfs::new(place, options).map_err(|cause| cannot(url, &cause))?);
-        let (counters, identity) = (nfs.counters(), nfs.identity());
-        return Ok((with_cache(nfs, &identity, counters, options), path));
-    }
-    let place = Place::new(scheme, authority, path).map_err(|cause| cannot(url, &cause))?;
-    let path = place.path.clone();
-    let remote = Arc::new(Remote::new(place, options).map_err(|cause| cannot(url, &cause))?);
-    let counters = remote.counters();
-    let identity = remote.identity();
-    Ok((with_cache(remote, &identity, counters, options), path))
+    let opened = super::remote::open(scheme, authority, path, options).map_err(|cause| cannot(url, &cause))?;
+    Ok((with_cache(opened.storage, &opened.identity, opened.counters, options), opened.path))
 }
 
 /// A storage through a cache, unless the options keep nothing.
@@ -263,6 +254,20 @@ mod tests {
         let (storage, path) = open_one(&root.to_string()).unwrap();
         assert_eq!((storage.list(&path).unwrap()[0].path.as_str(), path.as_str()), ("one", ""));
         assert!(open_one("file://relative/path").unwrap_err().to_string().contains("three slashes"));
+    }
+
+    #[test]
+    fn a_path_that_leads_to_nothing_is_named_and_a_pattern_may() {
+        let folder = farandole_testing::Folder::new();
+        std::fs::write(folder.join("odd[1].tar"), "text").unwrap();
+        for url in [folder.file("nothing/one"), format!("file://{}", folder.file("nothing/one"))] {
+            let error = open_one(&url).unwrap_err();
+            assert_eq!(error.kind, StorageErrorKind::NotFound);
+            assert_eq!(error.to_string(), format!("{}: there is no such file or folder", folder.file("nothing/one")));
+        }
+        for there in ["odd[1].tar", "*.tar", "{a,b}.tar", "s-??/x", ""] {
+            assert!(open_one(&folder.file(there)).is_ok(), "{there}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod harness;
 
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -156,6 +157,50 @@ fn attempts_end_by_their_number_and_by_time() {
     assert!(began.elapsed() < Duration::from_secs(30));
     let (storage, path) = open_at("s3://bucket/folder/object", &options);
     assert_eq!(storage.size(&path).unwrap_err().kind, StorageErrorKind::TimedOut);
+}
+
+/// The address of a listener whose queue is full: the kernel drops what would begin a connection, as a firewall does.
+/// What fills the queue comes with it.
+fn deaf() -> (String, TcpListener, Vec<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let address = listener.local_addr().unwrap();
+    let limit = Duration::from_millis(300);
+    let queued = std::iter::from_fn(|| TcpStream::connect_timeout(&address, limit).ok()).take(100).collect();
+    (address.to_string(), listener, queued)
+}
+
+#[test]
+fn a_host_that_drops_packets_is_named_when_time_is_over() {
+    let (address, _listener, queued) = deaf();
+    assert!(queued.len() < 100, "the queue of the listener has no end");
+    let with_limits = |deadline: u64, connect: u64| {
+        let mut options = quick();
+        options.retries = 1_000_000;
+        (options.deadline, options.connect_timeout) = (Duration::from_millis(deadline), Duration::from_millis(connect));
+        options
+    };
+    // Time is over within the second attempt, and within the first one if it were not cut short.
+    for options in [with_limits(900, 500), with_limits(900, 5000)] {
+        let began = Instant::now();
+        let (storage, path) = open_at(&format!("http://{address}/object"), &options);
+        let errors = [
+            storage.size(&path),
+            storage.list("folder/").map(|_| 0),
+            storage.read_at(&path, 0, &mut [0; 9]).map(|()| 0),
+        ];
+        for error in errors.map(Result::unwrap_err) {
+            assert!(error.cause.contains(&format!("no connection to {address}")), "{error}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
+    }
+    // A server that takes connections and never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut options = with_limits(900, 5000);
+    options.silence_timeout = Duration::from_secs(20);
+    let (storage, path) = open_at(&format!("http://{}/object", silent.local_addr().unwrap()), &options);
+    let error = storage.read_at(&path, 0, &mut [0; 9]).unwrap_err();
+    assert!(error.kind == StorageErrorKind::TimedOut && error.cause.contains("silent for 0.45 seconds"), "{error}");
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn stored(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<
         )));
     }
     if !is_sharded && tiff::holds_patches(path) {
-        return patches(name, job, architecture);
+        return patches(name, records::local(name), job, architecture);
     }
     let pairs = architecture == Architecture::Edsr;
     let side = job.data.image_size.unwrap_or(if pairs { PAIR_SIDE } else { architecture.default_image_size() });
@@ -99,17 +99,31 @@ fn stored(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<
     config.test = job.data.test_samples;
     let opened = if is_sharded {
         let (storage, within) = if is_url { remote(name)? } else { records::local(name) };
-        let data = records::open_data_set(storage, &within, &RecordsConfig::default(), &config);
+        let data = records::open_data_set(Arc::clone(&storage), &within, &RecordsConfig::default(), &config);
+        // Only what holds no records is looked at again: listing a bucket takes time.
+        if data.is_err() && is_url && tiff::are_patches(&*storage, &within) {
+            return patches(name, (storage, within), job, architecture);
+        }
         data.map(|data| Arc::new(data) as Arc<dyn DataSet>)
     } else {
         folder::open(path, &config).map(|data| Arc::new(data) as Arc<dyn DataSet>)
     };
-    opened.map_err(|error| Error::Data(format!("--data {name}: {error}")))
+    opened.map_err(|error| Error::Data(named(name, &error.to_string())))
+}
+
+/// An error about a data set, which names it once.
+fn named(name: &str, error: &str) -> String {
+    if error.starts_with(name) { format!("--data {error}") } else { format!("--data {name}: {error}") }
 }
 
 /// Patches of satellites, as BigEarthNet has them. Nothing else has so many bands, so they are no records.
-fn patches(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
-    let fail = |cause: String| Error::Data(format!("--data {name}: {cause}"));
+fn patches(
+    name: &str,
+    (storage, within): (Arc<dyn Storage>, String),
+    job: &TrainJob,
+    architecture: Architecture,
+) -> Result<Arc<dyn DataSet>> {
+    let fail = |cause: String| Error::Data(named(name, &cause));
     if architecture == Architecture::Edsr {
         return Err(fail("patches of satellites have labels; EDSR learns to enlarge images of 3 bands".to_owned()));
     }
@@ -120,7 +134,6 @@ fn patches(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc
         test: job.data.test_samples,
         ..PatchesConfig::default()
     };
-    let (storage, within) = records::local(name);
     let data = Patches::open(storage, &within, &config).map_err(|error| fail(error.to_string()))?;
     let labels = data.class_names().len();
     if let Some(classes) = job.data.classes.filter(|classes| *classes != labels) {
@@ -216,6 +229,19 @@ mod tests {
         let data = open(&wanted, Architecture::ResNet20).unwrap();
         assert_eq!((data.len(Split::Train), data.len(Split::Test), data.class_names().len()), (4, 1, 2));
         assert_eq!(data.sample(Split::Train, 3).unwrap().image.len(), 12 * 24 * 24);
+        // By a URL, and beside a folder whose name begins alike.
+        std::fs::create_dir_all(folder.join("p0-other")).unwrap();
+        std::fs::write(folder.join("p0-other/x_labels_metadata.json"), r#"{"labels": ["Rivers"]}"#).unwrap();
+        for (path, patches) in [("", 6), ("p0", 1)] {
+            wanted.data.name = format!("file://{}", folder.file(path));
+            let data = open(&wanted, Architecture::ResNet20).unwrap();
+            assert_eq!(data.len(Split::Train) + data.len(Split::Test), patches, "{path}");
+        }
+        let storage: Arc<dyn Storage> = Arc::new(storage::LocalFiles::new(folder.to_path_buf()));
+        let one = Patches::open(storage, "p0", &PatchesConfig::default()).unwrap();
+        assert_eq!((one.len(Split::Train) + one.len(Split::Test), one.class_names().len()), (1, 2));
+        std::fs::remove_dir_all(folder.join("p0-other")).unwrap();
+        wanted.data.name = folder.file("");
         wanted.data.classes = Some(3);
         let error = open(&wanted, Architecture::ResNet20).err().unwrap().to_string();
         assert!(error.contains("--classes 3") && error.contains("2 labels"), "{error}");
@@ -235,6 +261,11 @@ mod tests {
         assert_eq!(data.len(Split::Train) + data.len(Split::Test), 4);
         let error = open(&job("ftp://host/data"), Architecture::LeNet).err().unwrap().to_string();
         assert!(error.contains("--data ftp://host/data"), "{error}");
+        let nothing = format!("file://{}", folder.file("nothing"));
+        let error = open(&job(&nothing), Architecture::LeNet).err().unwrap().to_string();
+        assert!(error.contains("--data ") && error.matches("nothing").count() == 1, "{error}");
+        assert_eq!(named("s3://b/x", "s3://b/x: no bucket"), "--data s3://b/x: no bucket");
+        assert_eq!(named("s3://b/x", "x: no file"), "--data s3://b/x: x: no file");
     }
 
     #[test]

@@ -120,7 +120,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let reduced = args.reduced_row(&*opened.records, &images)?;
     let said = advice(&args.figures(&rows, reduced.as_ref(), need));
     rows.extend(reduced);
-    let (source, transform) = (opened.records.describe(), args.transform.clone());
+    let (source, transform) = (opened.title(), args.transform.clone());
     let findings = Findings { source, transform, rows, advice: said };
     let text = if args.json {
         serde_json::to_string_pretty(&findings).context("the figures as JSON")? + "\n"

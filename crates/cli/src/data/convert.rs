@@ -13,7 +13,7 @@ use farandole_data::records::Records;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use super::{SourceArgs, bar, cores};
+use super::{SourceArgs, bar, cores, counted};
 
 /// Write a data set as shards of another format, once and offline.
 ///
@@ -80,19 +80,26 @@ const SHARD_BYTES: u64 = 256 << 20;
 const SAMPLED: usize = 100;
 
 pub(super) fn run(args: &ConvertArgs) -> Result<ExitCode> {
-    let records = args.source.open()?.records;
-    let conversion = args.conversion(&*records)?;
-    eprintln!("farandole: {} becomes {} files of {:?}", records.describe(), conversion.shards, args.to);
+    let opened = args.source.open()?;
+    let (records, title) = (&opened.records, opened.title());
+    let conversion = args.conversion(&**records)?;
+    match args.to {
+        To::Folder => eprintln!("farandole: {title}, becomes a folder of images"),
+        to => {
+            let format = to.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+            eprintln!("farandole: {title}, becomes {}", counted(conversion.shards, &format!("{format} file")));
+        }
+    }
     let stop = stop_on_signals()?;
     let bar = bar("{bar:24} {pos}/{len} records, {msg}/s, {eta} left");
     let begun = Instant::now();
     let told = |progress: ConversionProgress| {
-        bar.set_length(progress.all as u64);
-        bar.set_position(progress.records as u64);
         let rate = progress.bytes as f64 / begun.elapsed().as_secs_f64().max(1e-3);
         bar.set_message(indicatif::DecimalBytes(rate as u64).to_string());
+        bar.set_length(progress.all as u64);
+        bar.set_position(progress.records as u64);
     };
-    let converted = convert(&*records, &conversion, &told, &stop);
+    let converted = convert(&**records, &conversion, &told, &stop);
     bar.finish_and_clear();
     let converted = converted.map_err(|error| anyhow!("{error}"))?;
     for broken in &converted.left_out {
@@ -108,17 +115,17 @@ pub(super) fn run(args: &ConvertArgs) -> Result<ExitCode> {
     }
     let kept = match converted.kept_shards {
         0 => String::new(),
-        kept => format!(" ({kept} more files were complete before)"),
+        kept => format!(" ({} {} complete before)", counted(kept, "more file"), if kept == 1 { "was" } else { "were" }),
     };
     eprintln!(
-        "farandole: {} records, {} in {} files{kept}, read back and compared, in {:.1} s{}",
-        converted.records,
+        "farandole: {}, {} in {}{kept}, read back and compared, in {:.1} s{}",
+        counted(converted.records, "record"),
         indicatif::DecimalBytes(converted.written_bytes),
-        converted.shards,
+        counted(converted.shards, "file"),
         begun.elapsed().as_secs_f64(),
         match converted.left_out.len() {
             0 => String::new(),
-            left_out => format!("; {left_out} records were left out"),
+            left_out => format!("; {} left out", counted(left_out, "record")),
         }
     );
     Ok(ExitCode::SUCCESS)

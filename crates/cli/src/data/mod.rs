@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow};
 use clap::{Args, Subcommand};
 use farandole_data::records::{self, Records, RecordsConfig, ScanProgress};
 use farandole_data::sample::Split;
@@ -91,11 +91,6 @@ impl SourceArgs {
 
     /// Finds the records. Shards that have no index are looked through, with a bar on a terminal.
     fn open(&self) -> Result<Opened> {
-        let path = Path::new(self.source.strip_prefix("file://").unwrap_or(&self.source));
-        let is_pattern = self.source.contains(['*', '?', '[', '{']);
-        if !is_remote(&self.source) && !is_pattern {
-            ensure!(path.exists(), "{}: there is no such file or folder", self.source);
-        }
         let options = StorageOptions::from_environment().map_err(|wrong| anyhow!("{wrong}"))?;
         let opened = storage::open(&self.source, &options);
         let (storage, path) = opened.map_err(|error| anyhow!("{error}"))?;
@@ -112,9 +107,14 @@ impl SourceArgs {
             progress: Some(Arc::new(told)),
             ..RecordsConfig::default()
         };
-        let records = records::open(Arc::clone(&storage), &path, &config).map_err(|error| anyhow!("{error}"));
+        let records = records::open(Arc::clone(&storage), &path, &config);
         bar.finish_and_clear();
-        Ok(Opened { records: records?, storage })
+        // A path of a remote storage alone would look like one of this machine.
+        let records = records.map_err(|error| match is_remote(&self.source) {
+            true => anyhow!("{}: {error}", self.source),
+            false => anyhow!("{error}"),
+        })?;
+        Ok(Opened { records, storage, source: self.source.clone(), path })
     }
 }
 
@@ -122,9 +122,17 @@ impl SourceArgs {
 struct Opened {
     records: Arc<dyn Records>,
     storage: Arc<dyn Storage>,
+    /// What the user wrote, and the path of it within the storage.
+    source: String,
+    path: String,
 }
 
 impl Opened {
+    /// What was found, and where.
+    fn title(&self) -> String {
+        titled(&self.source, &self.path, &self.records.describe())
+    }
+
     /// Asks the kernel to forget what it holds of the files in memory.
     fn forget(&self) -> Result<()> {
         forget(&*self.storage)
@@ -185,6 +193,20 @@ pub(crate) fn make_warm(source: &str, wanted: &dyn Fn() -> bool) -> Result<()> {
     Ok(())
 }
 
+/// What was found in a source, and where: a description that names it, or one that names it as a path of its storage.
+fn titled(source: &str, path: &str, described: &str) -> String {
+    if !is_remote(source) && described.contains(source) {
+        return described.to_owned();
+    }
+    let folder = format!("{}/: ", path.trim_end_matches('/'));
+    format!("{source}: {}", described.strip_prefix(&folder).unwrap_or(described))
+}
+
+/// So many of something.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// A bar on a terminal, and nothing elsewhere.
 fn bar(template: &str) -> ProgressBar {
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
@@ -205,4 +227,21 @@ pub(crate) fn run(args: &DataArgs) -> Result<ExitCode> {
 /// Cores that this process may use.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn titles_name_the_source_once() {
+        for (source, path, described, expected) in [
+            ("photos", "", "photos/: 3 images", "photos/: 3 images"),
+            ("photos.tar", "photos.tar", "WebDataset: 3 records", "photos.tar: WebDataset: 3 records"),
+            ("s3://b/a/photos/", "a/photos/", "a/photos/: 3 images", "s3://b/a/photos/: 3 images"),
+            ("nfs://h/e/x-*.tar", "e/x-*.tar", "WebDataset: 3 records", "nfs://h/e/x-*.tar: WebDataset: 3 records"),
+        ] {
+            assert_eq!(titled(source, path, described), expected);
+        }
+    }
 }

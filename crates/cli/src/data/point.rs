@@ -52,8 +52,8 @@ pub(super) fn run(args: &PointArgs) -> Result<ExitCode> {
     ensure!(args.seconds > 0.0 && args.seconds.is_finite(), "--seconds: more than 0");
     let content = Content::Images(pixels(&args.transform)?);
     let opened = args.source.open()?;
-    ensure!(!opened.records.is_empty(), "{}: there is nothing to read", opened.records.describe());
-    eprintln!("{}", opened.records.describe());
+    ensure!(!opened.records.is_empty(), "{}: there is nothing to read", opened.title());
+    eprintln!("{}", opened.title());
     let limit = Duration::from_secs_f64(args.seconds);
     let point =
         Point { content, workers: args.workers, batch: args.batch, prefetch: args.prefetch, limit, once: args.cold };

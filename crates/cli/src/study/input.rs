@@ -167,15 +167,23 @@ pub(crate) fn label(kind: Kind, input: &InputPoint) -> String {
     }
 }
 
-/// The end of a long name, which is what differs.
+/// A name that fits beside a bar.
 pub(crate) fn short(name: &str) -> String {
-    /// Characters that fit beside a bar.
-    const LONG: usize = 32;
+    shortened(name, 32)
+}
+
+/// About so many characters of a name: the end, which is what differs, from a slash on if one is near; and of a URL
+/// what it begins with.
+pub(crate) fn shortened(name: &str, long: usize) -> String {
     let count = name.chars().count();
-    if count <= LONG {
+    if count <= long {
         return name.to_owned();
     }
-    format!("…{}", name.chars().skip(count - LONG).collect::<String>())
+    let scheme = name.split_inclusive("://").next().filter(|scheme| scheme.len() < name.len()).unwrap_or_default();
+    let kept = long.saturating_sub(scheme.len()).max(long / 2);
+    let end: String = name.chars().skip(count - kept).collect();
+    let end = end.find('/').filter(|slash| *slash <= kept / 2).map_or(end.as_str(), |slash| &end[slash..]);
+    format!("{scheme}…{end}")
 }
 
 /// Words of the job that measures a point alone.

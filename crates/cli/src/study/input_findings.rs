@@ -16,6 +16,9 @@ const SATURATED: f64 = 0.95;
 /// A stage that takes more of a sample's time than this is what limits.
 const MOST: f64 = 0.5;
 
+/// Points that a sentence names rather than all others.
+const FEW: usize = 2;
+
 /// Share of an iteration spent waiting from which on the input limits a training, in percent.
 const WAITS_PERCENT: f64 = 5.0;
 
@@ -99,6 +102,9 @@ pub(super) fn headline(findings: &Findings) -> String {
 pub(super) fn sentences(findings: &Findings) -> Vec<String> {
     let rows = known(findings);
     let mut said = Vec::new();
+    if !rows.is_empty() && rows.iter().all(|(row, _, _)| row.runs.len() == 1) {
+        said.push("Each point was run once: by how much runs differ is not known (--repeats).".to_owned());
+    }
     if findings.kind == Kind::Loader {
         said.extend(saturation_sentence(&rows, &findings.unit));
         said.extend(prefetch_sentence(&rows));
@@ -173,10 +179,14 @@ fn cache_sentences(rows: &[Known<'_>]) -> Vec<String> {
             let (name, word, ratio) = (short(&cold.name), kept.cache.word(), fast_per_s / slow_per_s);
             let place = format!("{name} with {}", workers(cold.workers));
             let reads = share_of(slow.0, "read") > MOST;
-            said.push(match (same(fast, slow) || ratio < 1.0, ratio <= SAME && !reads) {
-                (false, _) => format!("{place}: {word} is {ratio:.2}× cold, which is what a cache gains."),
-                (true, true) => format!("{place}: {word} is no faster than cold: reading is not what limits."),
-                (true, false) => format!("{place}: {word} and cold differ by no more than their runs do."),
+            said.push(match (same(fast, slow), reads) {
+                (false, _) if ratio > 1.0 => format!("{place}: {word} is {ratio:.2}× cold, which is what a cache gains."),
+                (_, false) => format!("{place}: {word} is no faster than cold: reading is not what limits."),
+                (true, true) if slow.0.runs.len() == 1 => format!("{place}: {word} and cold make about the same."),
+                (true, true) => format!("{place}: {word} and cold differ by no more than their runs do."),
+                (false, true) => format!(
+                    "{place}: {word} is {ratio:.2}× cold, which no cache explains: something else was busy; measure again."
+                ),
             });
         }
     }
@@ -209,6 +219,10 @@ fn stage_sentences(kind: Kind, rows: &[Known<'_>]) -> Vec<String> {
             [] => continue,
             [one] => label(kind, &one.point),
             all if all.len() == rows.len() => "All points".to_owned(),
+            some if some.len() + FEW >= rows.len() && some.len() > FEW => {
+                let others = rows.iter().map(|known| known.0).filter(|row| share_of(row, stage) <= MOST);
+                format!("All points but {}", others.map(|row| label(kind, &row.point)).collect::<Vec<_>>().join("; "))
+            }
             some => some.iter().map(|row| label(kind, &row.point)).collect::<Vec<_>>().join("; "),
         };
         let percent = if most - least < 1.0 { format!("{most:.0}") } else { format!("{least:.0} to {most:.0}") };

@@ -182,5 +182,6 @@ fn subject(workload: &Workload, axes: &Axes, repeats: usize) -> String {
             format!("{}, {} steps after {} of warm-up", axes.models.join(", "), workload.steps, workload.warm_up)
         }
     };
-    format!("Study of {}: {what}; {repeats} runs of each point", axes.kind.word())
+    let runs = if repeats == 1 { "run" } else { "runs" };
+    format!("Study of {}: {what}; {repeats} {runs} of each point", axes.kind.word())
 }

@@ -86,6 +86,19 @@ pub fn is_label_file(path: &str) -> bool {
     path.ends_with(LABELS)
 }
 
+/// Whether patches lie below a folder of a storage.
+pub fn are_patches(storage: &dyn Storage, path: &str) -> bool {
+    storage.list(&within(path)).is_ok_and(|files| files.iter().any(|file| is_label_file(&file.path)))
+}
+
+/// What the paths of all files below a folder begin with.
+fn within(path: &str) -> String {
+    match path.trim_end_matches('/') {
+        "" => String::new(),
+        folder => format!("{folder}/"),
+    }
+}
+
 /// Whether a folder of this machine holds patches, right in it or in a folder of it. A few folders tell: a folder of a
 /// million images shall not be read for an answer.
 pub fn holds_patches(folder: &Path) -> bool {
@@ -159,7 +172,7 @@ impl Patches {
         if config.side == 0 || !(0.0..1.0).contains(&config.test_share) {
             return Err(DataError("patches need a side, and a share for tests from 0 up to, but not, 1".to_owned()));
         }
-        let files = storage.list(path.trim_end_matches('/')).map_err(|error| DataError(error.to_string()))?;
+        let files = storage.list(&within(path)).map_err(|error| DataError(error.to_string()))?;
         let mut said: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for file in files.iter().filter(|file| file.path.ends_with(LABELS)) {
             let stem = file.path[..file.path.len() - LABELS.len()].to_owned();

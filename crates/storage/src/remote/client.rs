@@ -150,7 +150,7 @@ impl Shared {
                 // Closed by the server while it was idle, or with a request under way that it never looked at.
                 Ok(Err(error)) if error.is_canceled() || error.is_closed() || error.is_incomplete_message() => {}
                 Ok(Err(error)) => return Err(broken(&error)),
-                Err(_) => return Err(Trouble::Silent(self.parts.silence_timeout.as_secs())),
+                Err(_) => return Err(Trouble::Silent(self.parts.silence_timeout)),
             }
         }
         let connection = self.parts.dialer.dial(uri).await?;
@@ -163,7 +163,7 @@ impl Shared {
         match timeout(self.parts.silence_timeout, sender.send_request(ask)).await {
             Ok(Ok(response)) => Ok(self.wrap(response, place, sender, is_proxied, permit)),
             Ok(Err(error)) => Err(broken(&error)),
-            Err(_) => Err(Trouble::Silent(self.parts.silence_timeout.as_secs())),
+            Err(_) => Err(Trouble::Silent(self.parts.silence_timeout)),
         }
     }
 
@@ -263,7 +263,7 @@ impl Body for Answer {
             }
             Poll::Pending if self.timer.as_mut().poll(context).is_ready() => {
                 self.held = None;
-                Poll::Ready(Some(Err(failed(Trouble::Silent(self.silence.as_secs())))))
+                Poll::Ready(Some(Err(failed(Trouble::Silent(self.silence)))))
             }
             Poll::Pending => Poll::Pending,
         }

@@ -141,7 +141,7 @@ impl Dialer {
             // A certificate that is refused will be refused again; a connection that breaks may not break again.
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => Err(trouble(error.to_string())),
             Ok(Err(error)) => Err(Trouble::Broken(format!("{host}, while TLS began: {error}"))),
-            Err(_) => Err(Trouble::Silent(self.silence_timeout.as_secs())),
+            Err(_) => Err(Trouble::Silent(self.silence_timeout)),
         }
     }
 }

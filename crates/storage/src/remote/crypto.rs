@@ -3,7 +3,7 @@
 //! What is deliberately not here: TLS (`connect`).
 
 use graviola::hashing::hmac::Hmac;
-use graviola::hashing::{Hash as _, HashContext as _, HashOutput, Sha256};
+use graviola::hashing::{Hash, HashContext, HashOutput, Sha256};
 use graviola::signing::rsa::SigningKey;
 use object_store::client::{CryptoProvider, DigestAlgorithm, DigestContext, HmacContext, Signer, SigningAlgorithm};
 use object_store::{Error, Result};
@@ -17,14 +17,14 @@ pub(super) struct Crypto;
 impl CryptoProvider for Crypto {
     fn digest(&self, algorithm: DigestAlgorithm) -> Result<Box<dyn DigestContext>> {
         match algorithm {
-            DigestAlgorithm::Sha256 => Ok(Box::new(Digest { context: Some(Sha256::new()), output: None })),
+            DigestAlgorithm::Sha256 => Ok(Box::new(Sum::new(Sha256::new()))),
             other => Err(unknown(&format!("{other:?}"))),
         }
     }
 
     fn hmac(&self, algorithm: DigestAlgorithm, secret: &[u8]) -> Result<Box<dyn HmacContext>> {
         match algorithm {
-            DigestAlgorithm::Sha256 => Ok(Box::new(Code { context: Some(Hmac::new(secret)), output: None })),
+            DigestAlgorithm::Sha256 => Ok(Box::new(Sum::new(Hmac::<Sha256>::new(secret)))),
             other => Err(unknown(&format!("{other:?}"))),
         }
     }
@@ -81,12 +81,24 @@ pub(super) fn base64(bytes: &[u8]) -> String {
     text
 }
 
-struct Digest {
-    context: Option<<Sha256 as graviola::hashing::Hash>::Context>,
+/// A hash or a code that bytes are added to, and what came out in the end.
+struct Sum<C> {
+    context: Option<C>,
     output: Option<HashOutput>,
 }
 
-impl DigestContext for Digest {
+impl<C> Sum<C> {
+    fn new(context: C) -> Sum<C> {
+        Sum { context: Some(context), output: None }
+    }
+
+    fn end(&mut self, end: impl FnOnce(C) -> HashOutput) -> Result<&[u8]> {
+        let output = self.context.take().map(end).ok_or_else(|| failed("a hash was finished twice"))?;
+        Ok(HashOutput::as_ref(self.output.insert(output)))
+    }
+}
+
+impl DigestContext for Sum<<Sha256 as Hash>::Context> {
     fn update(&mut self, data: &[u8]) {
         if let Some(context) = &mut self.context {
             context.update(data);
@@ -94,17 +106,11 @@ impl DigestContext for Digest {
     }
 
     fn finish(&mut self) -> Result<&[u8]> {
-        let output = self.context.take().map(|context| context.finish()).ok_or_else(twice)?;
-        Ok(HashOutput::as_ref(self.output.insert(output)))
+        self.end(HashContext::finish)
     }
 }
 
-struct Code {
-    context: Option<Hmac<Sha256>>,
-    output: Option<HashOutput>,
-}
-
-impl HmacContext for Code {
+impl HmacContext for Sum<Hmac<Sha256>> {
     fn update(&mut self, data: &[u8]) {
         if let Some(context) = &mut self.context {
             context.update(data);
@@ -112,8 +118,7 @@ impl HmacContext for Code {
     }
 
     fn finish(&mut self) -> Result<&[u8]> {
-        let output = self.context.take().map(|context| context.finish()).ok_or_else(twice)?;
-        Ok(HashOutput::as_ref(self.output.insert(output)))
+        self.end(Hmac::finish)
     }
 }
 
@@ -143,10 +148,6 @@ impl Signer for RsaKey {
 
 fn failed(cause: &'static str) -> Error {
     Error::Generic { store: "crypto", source: cause.into() }
-}
-
-fn twice() -> Error {
-    failed("a hash was finished twice")
 }
 
 fn unknown(algorithm: &str) -> Error {

@@ -13,7 +13,11 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub(super) fn start() -> std::io::Result<Driver> {
+    pub(super) fn start() -> Result<Driver, String> {
+        Driver::try_start().map_err(|error| format!("a thread for requests cannot be started: {error}"))
+    }
+
+    fn try_start() -> std::io::Result<Driver> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()

@@ -7,20 +7,21 @@
 //! **Invariant:** the bytes that are handed out are those of one content of the object, each once, in their place. An
 //! object that has changed is an error, never a mixture.
 //!
-//! What is deliberately not here: waiting for the whole (`mod`), and words for people (`explain`).
+//! What is deliberately not here: taking parts and waiting for the whole (`parts`), and words for people (`explain`).
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::time::Instant;
 
-use bytes::Bytes;
 use futures_util::StreamExt as _;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 
 use super::super::ObjectVersion;
 use super::super::counters::{Count, StorageCounters};
+use super::parts::{PartRead, Parts, Piece};
 use super::patience::Patience;
 use super::trouble::Trouble;
 
@@ -41,84 +42,20 @@ pub(super) enum Failure {
     TimedOut,
 }
 
-/// What of a read arrives.
-#[derive(Debug)]
-pub(super) enum Piece {
-    /// The object's content, with the first answer.
-    Version(ObjectVersion),
-    /// Bytes, and where in the buffer they belong.
-    Bytes(usize, Bytes),
-    /// A lane is done.
-    Done,
-    /// A range cannot be had.
-    Failed(Failure),
-}
-
 /// A read of a range in parts, some of them at once.
 pub(super) struct Fetch {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) path: Path,
-    pub(super) range: Range<u64>,
-    pub(super) part_bytes: u64,
+    pub(super) parts: Parts,
     pub(super) expected: Option<ObjectVersion>,
     pub(super) patience: Patience,
     pub(super) whole_bytes: u64,
     /// Whether the server was found to send whole objects only. Set by any read, for all later ones.
     pub(super) no_ranges: Arc<AtomicBool>,
     pub(super) counters: Arc<StorageCounters>,
-    /// The next part that no lane has taken.
-    pub(super) next: AtomicUsize,
 }
 
 impl Fetch {
-    pub(super) fn parts(&self) -> usize {
-        (self.range.end - self.range.start).div_ceil(self.part_bytes) as usize
-    }
-
-    /// Fetches parts until none is left. Several lanes share the parts.
-    pub(super) async fn lane(self: Arc<Self>, pieces: Sender<Piece>) {
-        loop {
-            let part = self.next.fetch_add(1, Ordering::Relaxed) as u64;
-            let begin = self.range.start.saturating_add(part.saturating_mul(self.part_bytes));
-            if begin >= self.range.end {
-                let _ = pieces.send(Piece::Done);
-                return;
-            }
-            let end = self.range.end.min(begin + self.part_bytes);
-            if let Err(failure) = self.part(begin, end, &pieces).await {
-                // Whoever waits has another failure already if nobody listens.
-                let _ = pieces.send(Piece::Failed(failure));
-                return;
-            }
-        }
-    }
-
-    /// One part, with as many attempts as patience allows.
-    async fn part(&self, begin: u64, end: u64, pieces: &Sender<Piece>) -> Result<(), Failure> {
-        let mut at = begin;
-        let mut etag = None;
-        let mut fruitless = 0;
-        loop {
-            let before = at;
-            let failure = match self.attempt(&mut at, end, &mut etag, pieces).await {
-                Ok(()) => return Ok(()),
-                Err(failure) => failure,
-            };
-            if self.reads_whole_from_now_on(&failure) {
-                continue;
-            }
-            fruitless = if at > before { 0 } else { fruitless + 1 };
-            match failure.may_pass().then(|| self.patience.pause(fruitless)).flatten() {
-                Some(pause) => {
-                    self.counters.count(Count::Retry);
-                    log::debug!("{}, from byte {at} on, again in {pause:?}: {failure:?}", self.path);
-                    tokio::time::sleep(pause).await;
-                }
-                None => return Err(failure),
-            }
-        }
-    }
-
     /// Notes that a server sends whole objects only, when it first shows.
     fn reads_whole_from_now_on(&self, failure: &Failure) -> bool {
         let shows = failure.trouble() == Some(&Trouble::NoRanges);
@@ -134,7 +71,7 @@ impl Fetch {
         at: &mut u64,
         end: u64,
         etag: &mut Option<String>,
-        pieces: &Sender<Piece>,
+        pieces: &Sender<Piece<Failure>>,
     ) -> Result<(), Failure> {
         let is_whole = self.no_ranges.load(Ordering::Relaxed);
         let range = (!is_whole).then_some(GetRange::Bounded(*at..end));
@@ -168,12 +105,54 @@ impl Fetch {
             }
             let count = piece.len() as u64;
             self.counters.add(Count::BytesFetched, count);
-            if pieces.send(Piece::Bytes((*at - self.range.start) as usize, piece)).is_err() {
+            if pieces.send(Piece::Bytes(self.parts.place(*at), piece)).is_err() {
                 return Err(Failure::TimedOut);
             }
             *at += count;
         }
         Ok(())
+    }
+}
+
+impl PartRead for Fetch {
+    type Failure = Failure;
+
+    fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    fn until(&self) -> Instant {
+        self.patience.until
+    }
+
+    async fn part(&self, part: Range<u64>, pieces: &Sender<Piece<Failure>>) -> Result<(), Failure> {
+        let Range { start: mut at, end } = part;
+        let mut etag = None;
+        let mut fruitless = 0;
+        let mut last = None;
+        loop {
+            let before = at;
+            let failure = match self.patience.within(self.attempt(&mut at, end, &mut etag, pieces)).await {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(failure)) => failure,
+                // Slow, or kept by what kept the attempt before.
+                None if at > before => return Err(Failure::TimedOut),
+                None => return Err(last.unwrap_or(Failure::TimedOut)),
+            };
+            if self.reads_whole_from_now_on(&failure) {
+                continue;
+            }
+            fruitless = if at > before { 0 } else { fruitless + 1 };
+            match failure.may_pass().then(|| self.patience.pause(fruitless)).flatten() {
+                Some(pause) => {
+                    self.counters.count(Count::Retry);
+                    log::debug!("{}, from byte {at} on, again in {pause:?}: {failure:?}", self.path);
+                    last = Some(failure);
+                    tokio::time::sleep(pause).await;
+                }
+                None => return Err(failure),
+            }
+        }
     }
 }
 

@@ -10,7 +10,8 @@
 //! | `place` | from a URL and variables to a store; credentials |
 //! | `connect` | addresses, proxies, TLS |
 //! | `client` | HTTP/1.1 on connections that are used again |
-//! | `fetch` | ranges in parts, one content only |
+//! | `fetch` | a part of a range with attempts, one content only |
+//! | `parts` | ranges in parts, some of them at once |
 //! | `driver`, `patience` | the thread, and how attempts are repeated |
 //! | `trouble`, `explain` | what went wrong, as a type and in words |
 //! | `nfs` | files of an NFS server, with a protocol and errors of its own |
@@ -27,6 +28,7 @@ mod driver;
 mod explain;
 mod fetch;
 mod nfs;
+mod parts;
 mod patience;
 mod place;
 mod profile;
@@ -34,10 +36,10 @@ mod trouble;
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use object_store::path::Path;
@@ -46,23 +48,57 @@ use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 use self::client::{Client, ClientParts, Redirects};
 use self::connect::Dialer;
 use self::driver::Driver;
-use self::fetch::{Failure, Fetch, Piece, is_same, version_of};
+use self::fetch::{Failure, Fetch, is_same, version_of};
+use self::nfs::{Nfs, NfsPlace};
+use self::parts::{Parts, read_in_parts};
 use self::patience::Patience;
-use self::place::{Kind, Secrets};
+use self::place::{Kind, Place, Secrets};
 use self::trouble::Trouble;
 use super::counters::{Count, StorageCounters, StorageCounts};
 use super::{Object, ObjectVersion, Storage, StorageError, StorageOptions};
 
-pub(super) use self::nfs::{Nfs, NfsPlace};
-pub(super) use self::place::Place;
+#[cfg(any(test, fuzzing))]
+pub use self::nfs::check_any_answer;
 
 /// Requests end at the deadline by themselves; this much later the thread that drives them counts as dead.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// A storage, and what a cache in front of it needs.
+pub(super) struct Opened {
+    pub(super) storage: Arc<dyn Storage>,
+    /// The path of the URL within it.
+    pub(super) path: String,
+    /// What it is called among caches: two with the same one have the same objects.
+    pub(super) identity: String,
+    /// What it counts into.
+    pub(super) counters: Arc<StorageCounters>,
+}
+
+/// The storage of a URL's parts. Nothing is asked of it yet.
+pub(super) fn open(scheme: &str, authority: &str, path: &str, options: &StorageOptions) -> Result<Opened, String> {
+    // What keeps an attempt is known when it has ended: the first one must, before time is over.
+    let longest = options.deadline / 2;
+    let options = &StorageOptions {
+        connect_timeout: options.connect_timeout.min(longest),
+        silence_timeout: options.silence_timeout.min(longest),
+        ..options.clone()
+    };
+    let counters = Arc::<StorageCounters>::default();
+    if scheme == "nfs" {
+        let place = NfsPlace::new(authority, path)?;
+        let (path, identity) = (place.path.clone(), place.identity());
+        let storage = Arc::new(Nfs::new(place, options, Arc::clone(&counters))?);
+        return Ok(Opened { storage, path, identity, counters });
+    }
+    let place = Place::new(scheme, authority, path)?;
+    let path = place.path.clone();
+    let (remote, identity) = Remote::new(place, options, Arc::clone(&counters))?;
+    Ok(Opened { storage: Arc::new(remote), path, identity, counters })
+}
+
 /// See the module's text.
-pub(super) struct Remote {
+struct Remote {
     place: Place,
-    identity: String,
     store: Arc<dyn ObjectStore>,
     secrets: Secrets,
     options: StorageOptions,
@@ -74,9 +110,8 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// The store of a place, with credentials from the variables of the options.
-    pub(super) fn new(place: Place, options: &StorageOptions) -> Result<Remote, String> {
-        let counters = Arc::new(StorageCounters::default());
+    /// The store of a place, with credentials from the variables of the options, and what it is called among caches.
+    fn new(place: Place, options: &StorageOptions, counters: Arc<StorageCounters>) -> Result<(Remote, String), String> {
         let client = Client::new(ClientParts {
             dialer: Dialer::new(options.connect_timeout, options.silence_timeout, &options.variables),
             connections: options.connections,
@@ -85,27 +120,17 @@ impl Remote {
             redirects: if place.kind == Kind::Web { Redirects::Follow } else { Redirects::Refuse },
         });
         let (store, identity, secrets) = place.connect(&options.variables, client)?;
-        Ok(Remote {
+        let remote = Remote {
             place,
-            identity,
             store,
             secrets,
             options: options.clone(),
             counters,
             no_ranges: Arc::default(),
             versions: Mutex::default(),
-            driver: Driver::start().map_err(|error| format!("a thread for requests cannot be started: {error}"))?,
-        })
-    }
-
-    /// What this storage counts into; for a cache in front of it.
-    pub(super) fn counters(&self) -> Arc<StorageCounters> {
-        Arc::clone(&self.counters)
-    }
-
-    /// What the store is called among caches: two with the same one have the same objects.
-    pub(super) fn identity(&self) -> String {
-        self.identity.clone()
+            driver: Driver::start()?,
+        };
+        Ok((remote, identity))
     }
 
     fn error(&self, path: &str, offset: Option<u64>, failure: &Failure) -> StorageError {
@@ -120,19 +145,22 @@ impl Remote {
         F: Future<Output = Result<T, object_store::Error>> + Send,
     {
         let (sender, receiver) = channel();
-        let (patience, store, counters) = (Patience::new(&self.options), Arc::clone(&self.store), self.counters());
+        let (patience, store, counters) =
+            (Patience::new(&self.options), Arc::clone(&self.store), Arc::clone(&self.counters));
         self.driver.spawn(async move {
-            let limit = tokio::time::Instant::from_std(patience.until);
             let mut fruitless = 0;
+            // Whoever runs out of time wants to know what kept the attempts before.
+            let mut last = None;
             let result = loop {
-                let failure = match tokio::time::timeout_at(limit, attempt(Arc::clone(&store))).await {
-                    Ok(Ok(value)) => break Ok(value),
-                    Ok(Err(error)) => Failure::Store(error),
-                    Err(_) => break Err(Failure::TimedOut),
+                let failure = match patience.within(attempt(Arc::clone(&store))).await {
+                    Some(Ok(value)) => break Ok(value),
+                    Some(Err(error)) => Failure::Store(error),
+                    None => break Err(last.unwrap_or(Failure::TimedOut)),
                 };
                 fruitless += 1;
                 let pause = failure.may_pass().then(|| patience.pause(fruitless)).flatten();
                 let Some(pause) = pause else { break Err(failure) };
+                last = Some(failure);
                 counters.count(Count::Retry);
                 tokio::time::sleep(pause).await;
             };
@@ -186,27 +214,6 @@ impl Remote {
         self.versions.lock().unwrap_or_else(PoisonError::into_inner).insert(key(path), version);
     }
 
-    /// Copies what arrives into the buffer, until all lanes are done.
-    fn gather(&self, path: &str, pieces: &Receiver<Piece>, lanes: usize, buffer: &mut [u8]) -> Result<(), Failure> {
-        let until = Instant::now() + self.options.deadline;
-        let mut done = 0;
-        while done < lanes {
-            let left = until.saturating_duration_since(Instant::now());
-            match pieces.recv_timeout(left) {
-                Ok(Piece::Bytes(at, bytes)) => buffer[at..at + bytes.len()].copy_from_slice(&bytes),
-                Ok(Piece::Version(version)) => match self.known(path) {
-                    Some(known) if !is_same(known, version) => return Err(Failure::Changed),
-                    Some(known) if known.tag != 0 => {}
-                    _ => self.remember(path, version),
-                },
-                Ok(Piece::Done) => done += 1,
-                Ok(Piece::Failed(failure)) => return Err(failure),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(Failure::TimedOut),
-            }
-        }
-        Ok(())
-    }
-
     fn fetch(
         &self,
         path: &str,
@@ -214,26 +221,25 @@ impl Remote {
         expected: Option<ObjectVersion>,
         buffer: &mut [u8],
     ) -> Result<(), Failure> {
-        let fetch = Arc::new(Fetch {
+        let fetch = Fetch {
             store: Arc::clone(&self.store),
             path: location(path),
-            range,
-            part_bytes: self.options.part_bytes.max(1) as u64,
+            parts: Parts::new(range, self.options.part_bytes as u64),
             expected,
             patience: Patience::new(&self.options),
             whole_bytes: self.options.whole_bytes,
             no_ranges: Arc::clone(&self.no_ranges),
-            counters: self.counters(),
-            next: AtomicUsize::new(0),
-        });
-        let lanes = fetch.parts().min(self.options.parts_at_once.max(1));
-        let (sender, pieces) = channel();
-        let tasks: Vec<_> = (0..lanes).map(|_| self.driver.spawn(Arc::clone(&fetch).lane(sender.clone()))).collect();
-        let result = self.gather(path, &pieces, lanes, buffer);
-        if result.is_err() {
-            tasks.iter().for_each(tokio::task::JoinHandle::abort);
-        }
-        result
+            counters: Arc::clone(&self.counters),
+        };
+        let seen = |version| match self.known(path) {
+            Some(known) if !is_same(known, version) => Err(Failure::Changed),
+            Some(known) if known.tag != 0 => Ok(()),
+            _ => {
+                self.remember(path, version);
+                Ok(())
+            }
+        };
+        read_in_parts(&self.driver, fetch, self.options.parts_at_once, buffer, seen, Failure::TimedOut)
     }
 }
 

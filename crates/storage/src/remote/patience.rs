@@ -23,6 +23,11 @@ impl Patience {
         Patience { retries: options.retries, first_pause: options.first_pause, until }
     }
 
+    /// What an attempt brings; nothing if time is over before it ends.
+    pub(super) async fn within<T>(&self, attempt: impl Future<Output = T>) -> Option<T> {
+        tokio::time::timeout_at(self.until.into(), attempt).await.ok()
+    }
+
     /// How long to wait before the next attempt, if there is one: not if attempts or time are used up.
     pub(super) fn pause(&self, fruitless: u32) -> Option<Duration> {
         if fruitless > self.retries {

@@ -11,6 +11,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
 
 use http::StatusCode;
 
@@ -25,8 +26,8 @@ pub(super) enum Trouble {
     Tls(String),
     /// A proxy does not let us through.
     Proxy { proxy: String, cause: String, again: bool },
-    /// Nothing arrived for this many seconds.
-    Silent(u64),
+    /// Nothing arrived for so long.
+    Silent(Duration),
     /// A connection broke within a request.
     Broken(String),
     /// There are no credentials: the address that machines of the cloud have them from does not answer.
@@ -127,7 +128,7 @@ impl fmt::Display for Trouble {
             Trouble::Connect(cause) => write!(f, "no connection to {cause}"),
             Trouble::Tls(cause) => write!(f, "no TLS with {cause}"),
             Trouble::Proxy { proxy, cause, .. } => write!(f, "the proxy {proxy} does not let us through: {cause}"),
-            Trouble::Silent(seconds) => write!(f, "the server was silent for {seconds} seconds"),
+            Trouble::Silent(limit) => write!(f, "the server was silent for {} seconds", limit.as_secs_f32()),
             Trouble::Broken(cause) => write!(f, "the connection broke: {cause}"),
             Trouble::NoCredentials(cause) => write!(f, "no credentials were found; {cause}"),
             Trouble::Refused(refusal) => refusal.fmt(f),
@@ -191,9 +192,9 @@ mod tests {
 
     #[test]
     fn trouble_is_found_below_other_errors() {
-        let http = HttpError::new(HttpErrorKind::Timeout, Trouble::Silent(3));
+        let http = HttpError::new(HttpErrorKind::Timeout, Trouble::Silent(Duration::from_secs(3)));
         let outer = object_store::Error::Generic { store: "S3", source: Box::new(http) };
-        assert_eq!(Trouble::within(&outer), Some(&Trouble::Silent(3)));
+        assert_eq!(Trouble::within(&outer), Some(&Trouble::Silent(Duration::from_secs(3))));
         assert_eq!(Trouble::within(&std::io::Error::other("words")), None);
     }
 }

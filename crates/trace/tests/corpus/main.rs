@@ -7,7 +7,8 @@ mod seeds;
 mod trace;
 
 use farandole_trace::event::{
-    Collective, DeviceCache, DeviceStep, Dtype, GroupNumber, NameId, OperationNumber, Phase, StepKind, ThreadId,
+    Collective, DeviceCache, DeviceStep, Dtype, GroupNumber, InputStage, NameId, OperationNumber, Phase, StepKind,
+    ThreadId,
 };
 use farandole_trace::live::{Counts, LiveSample, Stall};
 use farandole_trace::{Event, Trace, TraceEnding, TraceHeader};
@@ -61,6 +62,9 @@ fn everything() -> Trace {
         Event::DeviceIdle { since_ns: 2100, ns: 90 },
         Event::DeviceTook { group, operation, step: DeviceStep::Fold, ns: 22_000 },
         Event::CacheHits { group, cache: DeviceCache::Mappings, hits: 93, misses: 7 },
+        Event::InputTook { stage: InputStage::Read, workers: 2, samples: 32, ns: 64_000, amount: 1 << 33 },
+        Event::InputTook { stage: InputStage::Decode, workers: 2, samples: 32, ns: 1 << 40, amount: 32 * 160 * 120 },
+        Event::InputTook { stage: InputStage::Change, workers: 0, samples: 1, ns: 7, amount: 32 * 32 },
     ];
     for (index, event) in events.into_iter().enumerate() {
         trace.push(2000 + 10 * index as u64, ThreadId((index % 2) as u16), event);
@@ -92,22 +96,33 @@ fn traces_of_the_corpus_are_read_or_refused() {
     replay("trace", &made, trace::check);
 }
 
-#[test]
-fn traces_that_know_no_samples_of_the_stack_are_still_read() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/trace/before_samples");
-    let old = Trace::read(&path).unwrap();
+/// Compares a trace that was written before some events were known with a new one without these.
+fn old_is_read(seed: &str, is_new: impl Fn(&Event) -> bool) {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/trace").join(seed);
+    let old = Trace::read(&path).expect("a seed of the corpus is a trace");
     let mut new = everything();
-    new.records.retain(|record| !is_of_device(&record.event) && !matches!(record.event, Event::Sampled { .. }));
+    new.records.retain(|record| !is_new(&record.event));
     assert_eq!((old.unknown, &old.ending, old.records), (0, &new.ending, new.records));
 }
 
 #[test]
+fn traces_that_know_no_samples_of_the_stack_are_still_read() {
+    let is_new = |event: &Event| is_of_device(event) || is_of_input(event) || matches!(event, Event::Sampled { .. });
+    old_is_read("before_samples", is_new);
+}
+
+#[test]
 fn traces_that_know_nothing_of_devices_are_still_read() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/trace/before_devices");
-    let old = Trace::read(&path).unwrap();
-    let mut new = everything();
-    new.records.retain(|record| !is_of_device(&record.event));
-    assert_eq!((old.unknown, &old.ending, old.records), (0, &new.ending, new.records));
+    old_is_read("before_devices", |event| is_of_device(event) || is_of_input(event));
+}
+
+#[test]
+fn traces_that_know_no_stages_of_the_input_are_still_read() {
+    old_is_read("before_input", is_of_input);
+}
+
+fn is_of_input(event: &Event) -> bool {
+    matches!(event, Event::InputTook { .. })
 }
 
 fn is_of_device(event: &Event) -> bool {

@@ -6,7 +6,7 @@ mod chart;
 use farandole_insight::report::page::{document, escaped, section};
 
 use super::findings::{Findings, Row, label};
-use super::input::InputPoint;
+use super::input::{InputPoint, shortened};
 use super::sweep::Kind;
 use super::table;
 use chart::{Series, lines, seconds, stacks};
@@ -117,9 +117,7 @@ fn input_place(findings: &Findings, input: &InputPoint) -> String {
     }
     /// Characters that fit below a place.
     const LONG: usize = 16;
-    let name: Vec<char> = input.name.chars().collect();
-    let end: String = name[name.len().saturating_sub(LONG)..].iter().collect();
-    let name = if name.len() > LONG { format!("…{end}") } else { end };
+    let name = shortened(&input.name, LONG);
     let differ = |row: &Row| row.point.input.as_ref().is_some_and(|other| other.workers != input.workers);
     if findings.rows.iter().any(differ) { format!("{name}·{}", input.workers) } else { name }
 }
@@ -253,9 +251,12 @@ fn numbers(findings: &Findings, names: &[String], values: &[Vec<f64>], number: f
 fn table(findings: &Findings) -> String {
     let mut rows = String::new();
     for (position, cells) in table::cells(findings).iter().enumerate() {
-        let tag = if position == 0 { "th scope=\"col\"" } else { "td" };
-        let end = if position == 0 { "th" } else { "td" };
-        let cells: String = cells.iter().map(|cell| format!("<{tag}>{}</{end}>", escaped(cell))).collect();
+        let cell = |(column, cell): (usize, &String)| match (position, column) {
+            (0, _) => format!("<th scope=\"col\">{}</th>", escaped(cell)),
+            (_, 0) => format!("<th scope=\"row\">{}</th>", escaped(cell)),
+            _ => format!("<td>{}</td>", escaped(cell)),
+        };
+        let cells: String = cells.iter().enumerate().map(cell).collect();
         rows += &format!("<tr>{cells}</tr>\n");
     }
     format!("<div class=\"scroll\"><table>\n{rows}</table></div>\n")

@@ -10,7 +10,7 @@
 //! | `xdr`, `rpc`, `protocol` | what goes over the wire |
 //! | `connection` | many calls on a connection, silence, broken ones |
 //! | `server` | ports, exports, from paths to files |
-//! | `transfer` | ranges of a file in parts, with attempts, of one content only |
+//! | `transfer` | a part of a range with attempts, one content only |
 //! | `folders` | all files below a folder |
 //! | `failure` | what went wrong, as a type and in words |
 //!
@@ -32,24 +32,26 @@ mod transfer;
 mod xdr;
 
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use self::failure::Failure;
 use self::protocol::FileKind;
 use self::server::{Server, normal};
-use self::transfer::{Piece, Transfer, insist};
+use self::transfer::{Transfer, insist};
 use super::driver::Driver;
+use super::parts::read_in_parts;
 use super::patience::Patience;
 use super::{GRACE, key};
 use crate::counters::{StorageCounters, StorageCounts};
 use crate::{Object, ObjectVersion, Storage, StorageError, StorageOptions};
 
-pub(crate) use self::place::NfsPlace;
+pub(super) use self::place::NfsPlace;
+#[cfg(any(test, fuzzing))]
+pub use self::protocol::check_any_answer;
 
 /// See the module's text.
-pub(crate) struct Nfs {
+pub(super) struct Nfs {
     place: NfsPlace,
     server: Arc<Server>,
     options: StorageOptions,
@@ -61,26 +63,19 @@ pub(crate) struct Nfs {
 
 impl Nfs {
     /// The server of a place. Nothing is asked of it yet.
-    pub(crate) fn new(place: NfsPlace, options: &StorageOptions) -> Result<Nfs, String> {
-        let counters = Arc::new(StorageCounters::default());
+    pub(super) fn new(
+        place: NfsPlace,
+        options: &StorageOptions,
+        counters: Arc<StorageCounters>,
+    ) -> Result<Nfs, String> {
         Ok(Nfs {
             server: Arc::new(Server::new(place.clone(), options, Arc::clone(&counters))),
             place,
             options: options.clone(),
             counters,
             versions: Mutex::default(),
-            driver: Driver::start().map_err(|error| format!("a thread for requests cannot be started: {error}"))?,
+            driver: Driver::start()?,
         })
-    }
-
-    /// What this storage counts into; for a cache in front of it.
-    pub(crate) fn counters(&self) -> Arc<StorageCounters> {
-        Arc::clone(&self.counters)
-    }
-
-    /// What the server is called among caches: two with the same one have the same files.
-    pub(crate) fn identity(&self) -> String {
-        self.place.identity()
     }
 
     fn error(&self, path: &str, offset: Option<u64>, failure: &Failure) -> StorageError {
@@ -106,7 +101,7 @@ impl Nfs {
     /// Asks the server for the content of a file, and keeps it.
     fn look(&self, path: &str) -> Result<ObjectVersion, StorageError> {
         let (server, patience, asked) = (Arc::clone(&self.server), Patience::new(&self.options), path.to_owned());
-        let counters = self.counters();
+        let counters = Arc::clone(&self.counters);
         let located = self.run(async move { insist(&server, patience, &counters, || server.locate(&asked)).await });
         let version = located.and_then(|located| match located.attributes.kind {
             FileKind::File => Ok(located.attributes.version()),
@@ -128,27 +123,12 @@ impl Nfs {
     fn known_or_look(&self, path: &str) -> Result<ObjectVersion, StorageError> {
         self.known(path).map_or_else(|| self.look(path), Ok)
     }
-
-    /// Copies what arrives into the buffer, until all lanes are done.
-    fn gather(&self, pieces: &Receiver<Piece>, lanes: usize, buffer: &mut [u8]) -> Result<(), Failure> {
-        let until = Instant::now() + self.options.deadline;
-        let mut done = 0;
-        while done < lanes {
-            match pieces.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(Piece::Bytes(at, bytes)) => buffer[at..at + bytes.len()].copy_from_slice(&bytes),
-                Ok(Piece::Done) => done += 1,
-                Ok(Piece::Failed(failure)) => return Err(failure),
-                Err(_) => return Err(Failure::TimedOut),
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Storage for Nfs {
     fn list(&self, prefix: &str) -> Result<Vec<Object>, StorageError> {
         let (server, patience, asked) = (Arc::clone(&self.server), Patience::new(&self.options), prefix.to_owned());
-        let counters = self.counters();
+        let counters = Arc::clone(&self.counters);
         let found = self.run(async move { folders::list(&server, patience, &counters, &asked).await });
         let found = found.map_err(|failure| self.error(prefix, None, &failure))?;
         let objects = found.into_iter().map(|(path, version)| {
@@ -173,23 +153,11 @@ impl Storage for Nfs {
         if expected.bytes < end {
             return Err(failed(&Failure::Ends(expected.bytes)));
         }
-        let transfer = Arc::new(Transfer::new(
-            Arc::clone(&self.server),
-            path,
-            offset..end,
-            expected,
-            Patience::new(&self.options),
-            self.counters(),
-        ));
-        let lanes = transfer.parts().min(self.options.parts_at_once.max(1));
-        let (sender, pieces) = channel();
-        let lane = || self.driver.spawn(Arc::clone(&transfer).lane(sender.clone()));
-        let tasks: Vec<_> = (0..lanes).map(|_| lane()).collect();
-        let result = self.gather(&pieces, lanes, buffer);
-        if result.is_err() {
-            tasks.iter().for_each(tokio::task::JoinHandle::abort);
-        }
-        result.map_err(|failure| failed(&failure))
+        let (server, patience) = (Arc::clone(&self.server), Patience::new(&self.options));
+        let transfer = Transfer::new(server, path, offset..end, expected, patience, Arc::clone(&self.counters));
+        let lanes = self.options.parts_at_once;
+        read_in_parts(&self.driver, transfer, lanes, buffer, |_| Ok(()), Failure::TimedOut)
+            .map_err(|failure| failed(&failure))
     }
 
     fn version(&self, path: &str) -> Result<ObjectVersion, StorageError> {

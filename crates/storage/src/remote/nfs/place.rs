@@ -60,7 +60,7 @@ impl NfsPlace {
     }
 
     /// What the server is called among caches.
-    pub(super) fn identity(&self) -> String {
+    pub(in super::super) fn identity(&self) -> String {
         format!("nfs://{} {}", self.host, self.nfs_port.unwrap_or_default())
     }
 

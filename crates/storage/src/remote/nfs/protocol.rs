@@ -272,6 +272,37 @@ fn attributes(decoder: &mut Decoder) -> Result<Attributes, Garbled> {
     Ok(Attributes { kind, bytes, file_id, modified })
 }
 
+/// What must hold for any bytes that are taken for an answer. The fuzzer calls it, and a test with the fuzzer's seeds.
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub fn check_any_answer(bytes: &[u8]) {
+    let answer = Bytes::copy_from_slice(bytes);
+    // As it arrives, and as results without what RPC puts before them: the fuzzer finds more in these.
+    let results = super::rpc::results(answer.clone()).ok();
+    for results in [Some(answer), results].into_iter().flatten() {
+        let _ = (port(results.clone()), attributes_of(results.clone()), preferred_read_bytes(results.clone()));
+        if let Ok(Ok((handle, flavors))) = mounted(results.clone()) {
+            assert!(handle.0.len() <= MAX_HANDLE_BYTES && 4 * flavors.len() <= bytes.len());
+        }
+        if let Ok(exports) = exports(results.clone()) {
+            assert!(4 * exports.len() <= bytes.len(), "an export takes bytes of the answer");
+        }
+        if let Ok(Ok(found)) = found(results.clone()) {
+            assert!(found.handle.0.len() <= MAX_HANDLE_BYTES);
+        }
+        if let Ok(Ok(target)) = link(results.clone()) {
+            assert!(target.len() <= MAX_NAME_BYTES);
+        }
+        if let Ok(Ok(read)) = read_bytes(results.clone()) {
+            assert!(read.bytes.len() <= results.len());
+        }
+        if let Ok(Ok(page)) = page(results.clone()) {
+            let is_right = |entry: &Entry| entry.name.len() <= MAX_NAME_BYTES && !entry.name.contains(&b'/');
+            assert!(page.entries.iter().all(is_right) && 4 * page.entries.len() <= bytes.len());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -325,24 +356,52 @@ mod tests {
         assert_eq!(one.version(), one.version());
     }
 
-    fn decode_all(bytes: &[u8]) {
-        let bytes = Bytes::copy_from_slice(bytes);
-        let _ = super::super::rpc::results(bytes.clone());
-        let _ = (port(bytes.clone()), mounted(bytes.clone()), exports(bytes.clone()), found(bytes.clone()));
-        let _ = (attributes_of(bytes.clone()), link(bytes.clone()), preferred_read_bytes(bytes.clone()));
-        let _ = (read_bytes(bytes.clone()), page(bytes));
+    #[test]
+    fn answers_of_the_corpus_decode_or_are_refused() {
+        let framed = |results: &[u8]| {
+            let head = Encoder::default().u32(9).u32(1).u32(0).u32(0).u32(0).u32(0).finish();
+            [&head, results].concat()
+        };
+        let entry = Encoder::default().u32(0).u32(0).fixed(&[9; 8]).u32(1).u64(3).opaque(b"name").u64(12).u32(1);
+        let folder = encoded_attributes(entry).u32(1).opaque(b"handle").u32(0).u32(1).finish();
+        let slash = Encoder::default().u32(0).u32(0).fixed(&[9; 8]).u32(1).u64(3).opaque(b"../x").finish();
+        let exports = Encoder::default().u32(1).opaque(b"/data").u32(1).opaque(b"host").u32(0).u32(0).finish();
+        let mounted = Encoder::default().u32(0).opaque(b"handle").u32(2).u32(1).u32(390_003).finish();
+        let found = encoded_attributes(Encoder::default().u32(0).opaque(b"handle").u32(1)).finish();
+        let link = Encoder::default().u32(0).u32(0).opaque(b"../other/file").finish();
+        let info = Encoder::default().u32(0).u32(0).u32(1 << 20).u32(1 << 16).finish();
+        let read = read_answer();
+        let made = [
+            ("read", framed(&read)),
+            ("read_begun", framed(&read[..read.len() - 5])),
+            ("folder", framed(&folder)),
+            ("folder_without_frame", folder.clone()),
+            ("slash", framed(&slash)),
+            ("exports", framed(&exports)),
+            ("mounted", framed(&mounted)),
+            ("found", framed(&found)),
+            ("link", framed(&link)),
+            ("info", framed(&info)),
+            ("port", framed(&2049_u32.to_be_bytes())),
+            ("stale", framed(&Encoder::default().u32(70).u32(0).finish())),
+            ("other_versions", Encoder::default().u32(9).u32(1).u32(0).u64(0).u32(2).u32(4).u32(4).finish()),
+            ("denied", Encoder::default().u32(9).u32(1).u32(1).u32(1).u32(5).finish()),
+            ("long", framed(&[0xff; 40])),
+            ("empty", Vec::new()),
+        ];
+        crate::seeds::replay("nfs_answer", &made, check_any_answer);
     }
 
     proptest! {
         #[test]
         fn decoders_end_for_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            decode_all(&bytes);
+            check_any_answer(&bytes);
         }
 
         /// Small numbers are flags, lengths and kinds, so that more of the decoders is reached.
         #[test]
         fn decoders_end_for_any_words(words in proptest::collection::vec(0_u32..9, 0..80)) {
-            decode_all(&words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<u8>>());
+            check_any_answer(&words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<u8>>());
         }
 
         #[test]
@@ -351,7 +410,7 @@ mod tests {
             let at = at % answer.len();
             answer[at] = byte;
             answer.truncate(length);
-            decode_all(&answer);
+            check_any_answer(&answer);
         }
     }
 }

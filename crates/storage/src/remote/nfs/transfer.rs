@@ -9,11 +9,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
+use std::time::Instant;
 
 use bytes::Bytes;
 
+use super::super::parts::{PartRead, Parts, Piece};
 use super::super::patience::Patience;
 use super::failure::Failure;
 use super::protocol::{self, Attributes, FileKind, ReadBytes};
@@ -22,28 +23,14 @@ use super::server::Server;
 use crate::ObjectVersion;
 use crate::counters::{Count, StorageCounters};
 
-/// What of a read arrives.
-#[derive(Debug)]
-pub(super) enum Piece {
-    /// Bytes, and where in the buffer they belong.
-    Bytes(usize, Bytes),
-    /// A lane is done.
-    Done,
-    /// A range cannot be had.
-    Failed(Failure),
-}
-
 /// A read of a range in parts, some of them at once.
 pub(super) struct Transfer {
     server: Arc<Server>,
     path: String,
-    range: Range<u64>,
-    part_bytes: u64,
+    parts: Parts,
     expected: ObjectVersion,
     patience: Patience,
     counters: Arc<StorageCounters>,
-    /// The next part that no lane has taken.
-    next: AtomicUsize,
 }
 
 impl Transfer {
@@ -55,60 +42,12 @@ impl Transfer {
         patience: Patience,
         counters: Arc<StorageCounters>,
     ) -> Transfer {
-        let part_bytes = server.read_bytes();
-        let next = AtomicUsize::new(0);
-        Transfer { server, path: path.to_owned(), range, part_bytes, expected, patience, counters, next }
-    }
-
-    pub(super) fn parts(&self) -> usize {
-        (self.range.end - self.range.start).div_ceil(self.part_bytes) as usize
-    }
-
-    /// Reads parts until none is left. Several lanes share the parts.
-    pub(super) async fn lane(self: Arc<Self>, pieces: Sender<Piece>) {
-        loop {
-            let part = self.next.fetch_add(1, Ordering::Relaxed) as u64;
-            let begin = self.range.start.saturating_add(part.saturating_mul(self.part_bytes));
-            if begin >= self.range.end {
-                let _ = pieces.send(Piece::Done);
-                return;
-            }
-            let end = self.range.end.min(begin + self.part_bytes);
-            if let Err(failure) = self.part(begin, end, &pieces).await {
-                // Whoever waits has another failure already if nobody listens.
-                let _ = pieces.send(Piece::Failed(failure));
-                return;
-            }
-        }
-    }
-
-    /// One part, with as many attempts as patience allows.
-    async fn part(&self, begin: u64, end: u64, pieces: &Sender<Piece>) -> Result<(), Failure> {
-        let mut at = begin;
-        let mut fruitless = 0;
-        // All calls share a connection: what breaks is the answer of one of them, and the others bring nothing without
-        // any fault of their own.
-        let mut of_all = self.counters.look().bytes_fetched;
-        while at < end {
-            let before = at;
-            let Err(failure) = self.attempt(&mut at, end, pieces).await else { continue };
-            if failure.is_stale() {
-                self.server.forget_handles();
-            }
-            let others = std::mem::replace(&mut of_all, self.counters.look().bytes_fetched);
-            let is_fruitful = at > before || failure.is_about_connection() && of_all > others;
-            fruitless = if is_fruitful { 0 } else { fruitless + 1 };
-            let pause = failure.may_pass().then(|| self.patience.pause(fruitless)).flatten();
-            let Some(pause) = pause else { return Err(failure) };
-            self.counters.count(Count::Retry);
-            log::debug!("{}, from byte {at} on, again in {pause:?}: {failure:?}", self.path);
-            tokio::time::sleep(pause).await;
-        }
-        Ok(())
+        let parts = Parts::new(range, server.read_bytes());
+        Transfer { server, path: path.to_owned(), parts, expected, patience, counters }
     }
 
     /// Asks once for what is missing, and hands out what arrives.
-    async fn attempt(&self, at: &mut u64, end: u64, pieces: &Sender<Piece>) -> Result<(), Failure> {
+    async fn attempt(&self, at: &mut u64, end: u64, pieces: &Sender<Piece<Failure>>) -> Result<(), Failure> {
         let found = self.server.handle(&self.path).await?;
         if let Some(attributes) = found.attributes {
             self.check(&attributes)?;
@@ -132,7 +71,7 @@ impl Transfer {
         let count = bytes.len() as u64;
         if count > 0 {
             self.counters.add(Count::BytesFetched, count);
-            if pieces.send(Piece::Bytes((*at - self.range.start) as usize, bytes)).is_err() {
+            if pieces.send(Piece::Bytes(self.parts.place(*at), bytes)).is_err() {
                 return Err(Failure::TimedOut);
             }
             *at += count;
@@ -151,13 +90,60 @@ impl Transfer {
     }
 }
 
+impl PartRead for Transfer {
+    type Failure = Failure;
+
+    fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    fn until(&self) -> Instant {
+        self.patience.until
+    }
+
+    async fn part(&self, part: Range<u64>, pieces: &Sender<Piece<Failure>>) -> Result<(), Failure> {
+        let Range { start: mut at, end } = part;
+        let mut fruitless = 0;
+        // All calls share a connection: what breaks is the answer of one of them, and the others bring nothing without
+        // any fault of their own.
+        let mut of_all = self.counters.look().bytes_fetched;
+        let mut last = None;
+        while at < end {
+            let before = at;
+            let failure = match self.patience.within(self.attempt(&mut at, end, pieces)).await {
+                Some(Ok(())) => {
+                    last = None;
+                    continue;
+                }
+                Some(Err(failure)) => failure,
+                // Slow, or kept by what kept the attempt before.
+                None if at > before => return Err(Failure::TimedOut),
+                None => return Err(last.unwrap_or(Failure::TimedOut)),
+            };
+            if failure.is_stale() {
+                self.server.forget_handles();
+            }
+            let others = std::mem::replace(&mut of_all, self.counters.look().bytes_fetched);
+            let is_fruitful = at > before || failure.is_about_connection() && of_all > others;
+            fruitless = if is_fruitful { 0 } else { fruitless + 1 };
+            let pause = failure.may_pass().then(|| self.patience.pause(fruitless)).flatten();
+            let Some(pause) = pause else { return Err(failure) };
+            self.counters.count(Count::Retry);
+            log::debug!("{}, from byte {at} on, again in {pause:?}: {failure:?}", self.path);
+            last = Some(failure);
+            tokio::time::sleep(pause).await;
+        }
+        Ok(())
+    }
+}
+
 /// The bytes of a file in the beginning of an answer; none if it ends before them, or is a refusal.
 fn arrived(begun: Bytes) -> Option<ReadBytes> {
     let results = rpc::results(begun).ok()?;
     protocol::read_bytes(results).ok()?.ok().filter(|got| !got.bytes.is_empty())
 }
 
-/// Repeats an attempt until it succeeds or patience ends.
+/// Repeats an attempt until it succeeds or patience ends; then the failure is that of the last one that ended.
 pub(super) async fn insist<T, F>(
     server: &Server,
     patience: Patience,
@@ -168,10 +154,12 @@ where
     F: Future<Output = Result<T, Failure>>,
 {
     let mut fruitless = 0;
+    let mut last = None;
     loop {
-        let failure = match attempt().await {
-            Ok(value) => return Ok(value),
-            Err(failure) => failure,
+        let failure = match patience.within(attempt()).await {
+            Some(Ok(value)) => return Ok(value),
+            Some(Err(failure)) => failure,
+            None => return Err(last.unwrap_or(Failure::TimedOut)),
         };
         if failure.is_stale() {
             server.forget_handles();
@@ -179,6 +167,7 @@ where
         fruitless += 1;
         let pause = failure.may_pass().then(|| patience.pause(fruitless)).flatten();
         let Some(pause) = pause else { return Err(failure) };
+        last = Some(failure);
         counters.count(Count::Retry);
         tokio::time::sleep(pause).await;
     }
