@@ -9,7 +9,7 @@ use crate::model::Architecture;
 use farandole_data::folder::{self, FolderConfig, MAX_LABELS, Meaning};
 use farandole_data::format::tiff::{self, Patches, PatchesConfig};
 use farandole_data::generated::{self, Sizes};
-use farandole_data::records::{self, RecordsConfig};
+use farandole_data::records::{self, Held, RecordsConfig};
 use farandole_data::sample::ImageShape;
 use farandole_data::storage::{self, Storage, StorageOptions};
 use farandole_data::{Augment, DataSet};
@@ -72,10 +72,30 @@ pub fn open(job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSe
         .map_err(|error| Error::Data(format!("{}: {error}", choice.name)))
 }
 
+/// Whether the data of a job lies in a store, and not on this machine.
+pub(crate) fn is_remote(job: &TrainJob) -> bool {
+    is_url(&job.data.name)
+}
+
+/// Whether there is something at a job's URL that can be opened.
+///
+/// # Errors
+/// With what keeps it from being found.
+pub(crate) fn look_for(job: &TrainJob) -> Result<()> {
+    let name = &job.data.name;
+    let (storage, within) = remote(name)?;
+    let held = records::look_for(&storage, &within);
+    held.map(drop).map_err(|error| Error::Data(named(name, &error.to_string())))
+}
+
+fn is_url(name: &str) -> bool {
+    name.contains("://")
+}
+
 /// A folder of images, or shards: a file, a pattern of files, or a folder that holds them.
 fn stored(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
     let path = Path::new(name);
-    let is_url = name.contains("://");
+    let is_url = is_url(name);
     let is_sharded = is_url || records::is_sharded(name);
     if !path.is_dir() && !is_sharded {
         let names = GENERATED.join(", ");
@@ -101,7 +121,7 @@ fn stored(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<
         let (storage, within) = if is_url { remote(name)? } else { records::local(name) };
         let data = records::open_data_set(Arc::clone(&storage), &within, &RecordsConfig::default(), &config);
         // Only what holds no records is looked at again: listing a bucket takes time.
-        if data.is_err() && is_url && tiff::are_patches(&*storage, &within) {
+        if data.is_err() && is_url && records::look_for(&storage, &within) == Ok(Held::Patches) {
             return patches(name, (storage, within), job, architecture);
         }
         data.map(|data| Arc::new(data) as Arc<dyn DataSet>)

@@ -86,11 +86,6 @@ pub fn is_label_file(path: &str) -> bool {
     path.ends_with(LABELS)
 }
 
-/// Whether patches lie below a folder of a storage.
-pub fn are_patches(storage: &dyn Storage, path: &str) -> bool {
-    storage.list(&within(path)).is_ok_and(|files| files.iter().any(|file| is_label_file(&file.path)))
-}
-
 /// What the paths of all files below a folder begin with.
 fn within(path: &str) -> String {
     match path.trim_end_matches('/') {

@@ -38,6 +38,14 @@ pub(crate) struct Found {
     pub(crate) table: Option<Labelled>,
 }
 
+/// What lies at a path.
+pub(crate) enum Looked {
+    /// Files with records.
+    Records(Found),
+    /// Patches of satellites, which are no records; a file of one of them.
+    Patches(String),
+}
+
 /// Bytes that tell what a file is: a header of tar is the longest.
 const HEAD_BYTES: usize = 512;
 
@@ -47,11 +55,22 @@ const READ: &str = "TFRecord (.tfrecord), WebDataset (.tar), Parquet (.parquet),
 
 /// Finds the files of a path.
 pub(crate) fn find(storage: &Arc<dyn Storage>, path: &str) -> Result<Found, DataError> {
+    match look(storage, path)? {
+        Looked::Records(found) => Ok(found),
+        Looked::Patches(file) => Err(DataError(format!(
+            "{} holds patches of satellites ({file}): `farandole train` reads them; twelve bands are no image for others",
+            shown(storage, path.trim_end_matches('/'))
+        ))),
+    }
+}
+
+/// Finds out what lies at a path.
+pub(crate) fn look(storage: &Arc<dyn Storage>, path: &str) -> Result<Looked, DataError> {
     let fail = |cause: String| DataError(cause);
     if pattern::is_pattern(path) {
         let files = of_pattern(storage, path)?;
         let format = same_format(storage, &files)?;
-        return Ok(Found { format, files, root: String::new(), part: None, table: None });
+        return Ok(Looked::Records(Found { format, files, root: String::new(), part: None, table: None }));
     }
     let path = path.trim_end_matches('/');
     let listed = match storage.list(path) {
@@ -61,7 +80,7 @@ pub(crate) fn find(storage: &Arc<dyn Storage>, path: &str) -> Result<Found, Data
     if let Some(file) = listed.iter().find(|object| object.path == path) {
         let files = vec![file.clone()];
         let format = same_format(storage, &files)?;
-        return Ok(Found { format, files, root: String::new(), part: None, table: None });
+        return Ok(Looked::Records(Found { format, files, root: String::new(), part: None, table: None }));
     }
     let root = if path.is_empty() || path == "." { String::new() } else { format!("{path}/") };
     let files: Vec<Object> = listed.into_iter().filter(|object| object.path.starts_with(&root)).collect();
@@ -69,7 +88,10 @@ pub(crate) fn find(storage: &Arc<dyn Storage>, path: &str) -> Result<Found, Data
     if files.is_empty() {
         return Err(DataError(format!("{shown}: there is no such file, and no folder with files")));
     }
-    of_folder(storage, files, root, &shown)
+    match files.iter().find(|file| tiff::is_label_file(&file.path)) {
+        Some(file) => Ok(Looked::Patches(file.path.clone())),
+        None => of_folder(storage, files, root, &shown).map(Looked::Records),
+    }
 }
 
 /// The path, as people would write it.
@@ -180,12 +202,6 @@ fn same_format(storage: &Arc<dyn Storage>, files: &[Object]) -> Result<Format, D
 
 /// The shards of a folder, or else its images. What else lies there is passed over.
 fn of_folder(storage: &Arc<dyn Storage>, files: Vec<Object>, root: String, shown: &str) -> Result<Found, DataError> {
-    if let Some(band) = files.iter().find(|file| tiff::is_label_file(&file.path)) {
-        return Err(DataError(format!(
-            "{shown} holds patches of satellites ({}): `farandole train` reads them; twelve bands are no image for others",
-            band.path
-        )));
-    }
     let mut formats = Vec::with_capacity(files.len());
     for file in &files {
         formats.push(by_name(&file.path)?);

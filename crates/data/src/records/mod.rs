@@ -96,6 +96,26 @@ pub fn open(storage: Arc<dyn Storage>, path: &str, config: &RecordsConfig) -> Re
     }
 }
 
+/// What lies at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// Records, for [`open`].
+    Records,
+    /// Patches of satellites, for [`Patches`](crate::format::tiff::Patches).
+    Patches,
+}
+
+/// Finds out what lies at a path: files are looked for, and none is read but for its first bytes.
+///
+/// # Errors
+/// If nothing lies there, or nothing that is understood.
+pub fn look_for(storage: &Arc<dyn Storage>, path: &str) -> Result<Held, DataError> {
+    Ok(match find::look(storage, path)? {
+        find::Looked::Records(_) => Held::Records,
+        find::Looked::Patches(_) => Held::Patches,
+    })
+}
+
 /// Opens files whose format is known.
 fn open_found(
     storage: Arc<dyn Storage>,

@@ -227,12 +227,17 @@ pub fn limit_threads(count: usize) {
     let _ = rayon::ThreadPoolBuilder::new().num_threads(count.max(1)).build_global();
 }
 
-/// Finds what would keep every rank from training, without starting any: for whoever starts them.
+/// Finds what would keep every rank from training, without starting any: for whoever starts them. Of data in a store
+/// only the files are looked for: opening them may mean to read all of it, which the ranks do once together.
 ///
 /// # Errors
 /// With what is wrong.
 pub fn check(job: &TrainJob) -> Result<()> {
     job.check()?;
+    if crate::source::is_remote(job) {
+        prepare::architecture(job)?;
+        return crate::source::look_for(job);
+    }
     let (data, spec) = prepare::subject(job)?;
     crate::source::augment(job, data.as_ref())?;
     let fits = spec.parameters(&Device::flex()).map(|_| ());

@@ -29,10 +29,14 @@ use crate::stop::Stop;
 use farandole_data::sample::Split;
 use farandole_data::{Augment, DataSet};
 
+/// Which kind of network.
+pub(super) fn architecture(job: &TrainJob) -> Result<Architecture> {
+    job.model.parse().map_err(|error| Error::Model(format!("--model {}: {error}", job.model)))
+}
+
 /// What is to be learned, and by what.
 pub(super) fn subject(job: &TrainJob) -> Result<(Arc<dyn DataSet>, ModelSpec)> {
-    let architecture: Architecture =
-        job.model.parse().map_err(|error| Error::Model(format!("--model {}: {error}", job.model)))?;
+    let architecture = architecture(job)?;
     let data = source::open(job, architecture)?;
     let spec = ModelSpec::new(architecture, data.shape(), data.task()).seed(job.seed).thin(job.thin);
     Ok((data, spec))
