@@ -4,30 +4,37 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use farandole_cluster::blocks::{Answer, BlockExchange, BlockListener, BlockPeer};
+use farandole_cluster::blocks::{Answer, BlockContact, BlockExchange, BlockListener, BlockPeer, CurrentExchange};
 use farandole_testing::wait_until;
 use farandole_transport::{JobId, Key};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-fn peer(host: &str, rank: u32) -> BlockPeer {
-    BlockPeer { key: Key::from_bytes([0x5a; 32]), job: JobId::named("blocks"), host: host.to_owned(), rank }
+fn peer(rank: usize) -> BlockPeer {
+    BlockPeer { key: Key::from_bytes([0x5a; 32]), job: JobId::named("blocks"), rank }
+}
+
+fn contact(host: &str, listener: &BlockListener) -> BlockContact {
+    BlockContact { host: host.to_owned(), place: listener.contact().to_vec() }
 }
 
 fn listener(host: &str) -> BlockListener {
     BlockListener::reserve(host, &["127.0.0.1:0".parse().unwrap()]).unwrap()
 }
 
-/// The exchanges of a rank that answers and one that asks, the latter on this host.
-fn pair(asking: BlockPeer) -> (BlockExchange, BlockExchange) {
-    let listeners = [listener("here"), listener(&asking.host)];
-    let contacts: Vec<Vec<u8>> = listeners.iter().map(|one| one.contact().to_vec()).collect();
-    let [first, second] = listeners;
-    (BlockExchange::new(peer("here", 0), first, contacts.clone()), BlockExchange::new(asking, second, contacts))
+/// The exchanges of rank 0 on a host, which answers, and of rank 1, which asks from this host.
+fn pair(host: &str) -> (BlockExchange, BlockExchange) {
+    pair_with(host, peer(1))
+}
+
+fn pair_with(host: &str, asking: BlockPeer) -> (BlockExchange, BlockExchange) {
+    let (first, second) = (listener("here"), listener(host));
+    let contacts = vec![contact("here", &first), contact(host, &second)];
+    (BlockExchange::new(peer(0), first, contacts.clone()), BlockExchange::new(asking, second, contacts))
 }
 
 /// Blocks of as many bytes as the question has, or as it says.
@@ -45,7 +52,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
 #[test]
 fn blocks_of_any_length_come_within_a_host_and_between_hosts() {
     for host in ["here", "there"] {
-        let (answering, asking) = pair(peer(host, 1));
+        let (answering, asking) = pair(host);
         answering.serve(blocks()).unwrap();
         answering.serve(Arc::new(|_| panic!("the first call counts"))).unwrap();
         for bytes in [0, 1, (1 << 20) - 1, 1 << 20, (4 << 20) + 3] {
@@ -62,7 +69,7 @@ fn blocks_of_any_length_come_within_a_host_and_between_hosts() {
 #[test]
 fn whoever_does_not_serve_refuses_at_once() {
     for host in ["here", "there"] {
-        let (answering, asking) = pair(peer(host, 1));
+        let (answering, asking) = pair(host);
         let began = Instant::now();
         assert_eq!(asking.ask(0, b"1", 1, DEADLINE).unwrap_err().kind(), ErrorKind::ConnectionRefused);
         assert!(asking.ask(7, b"1", 1, DEADLINE).unwrap_err().to_string().contains("where it listens"));
@@ -74,7 +81,7 @@ fn whoever_does_not_serve_refuses_at_once() {
 
 #[test]
 fn a_rank_that_fetches_is_waited_for_and_that_is_no_time_on_the_way() {
-    let (answering, asking) = pair(peer("there", 1));
+    let (answering, asking) = pair("there");
     answering
         .serve(Arc::new(|_| {
             // Longer than a rank may be silent.
@@ -93,7 +100,7 @@ fn a_rank_that_fetches_is_waited_for_and_that_is_no_time_on_the_way() {
 
 #[test]
 fn an_answer_that_panics_is_no_block_and_the_next_question_is_answered() {
-    let (answering, asking) = pair(peer("here", 1));
+    let (answering, asking) = pair("here");
     let asked = AtomicUsize::new(0);
     answering
         .serve(Arc::new(move |_| {
@@ -107,10 +114,10 @@ fn an_answer_that_panics_is_no_block_and_the_next_question_is_answered() {
 
 #[test]
 fn strangers_and_other_jobs_get_nothing() {
-    let other_key = BlockPeer { key: Key::from_bytes([1; 32]), ..peer("here", 1) };
-    let other_job = BlockPeer { job: JobId::named("another"), ..peer("here", 1) };
+    let other_key = BlockPeer { key: Key::from_bytes([1; 32]), ..peer(1) };
+    let other_job = BlockPeer { job: JobId::named("another"), ..peer(1) };
     for asking in [other_key, other_job] {
-        let (answering, asking) = pair(asking);
+        let (answering, asking) = pair_with("here", asking);
         answering.serve(Arc::new(|_| panic!("nobody of this job asks"))).unwrap();
         assert!(asking.ask(0, b"1", 1, DEADLINE).is_err());
     }
@@ -119,13 +126,13 @@ fn strangers_and_other_jobs_get_nothing() {
 #[test]
 fn garbage_on_the_socket_ends_that_connection_alone() {
     let reserved = listener("here");
-    let contact = reserved.contact().to_vec();
+    let contacts = vec![contact("here", &reserved), contact("there", &listener("there"))];
     // The address is the last text of a contact.
-    let text = String::from_utf8_lossy(&contact).into_owned();
+    let text = String::from_utf8_lossy(&contacts[0].place).into_owned();
     let address: SocketAddr = text[text.find("127.0.0.1:").unwrap()..].parse().unwrap();
-    let answering = BlockExchange::new(peer("here", 0), reserved, Vec::new());
+    let answering = BlockExchange::new(peer(0), reserved, contacts.clone());
     answering.serve(blocks()).unwrap();
-    let asking = BlockExchange::new(peer("there", 1), listener("there"), vec![contact]);
+    let asking = BlockExchange::new(peer(1), listener("there"), contacts);
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], &[0xff; 100_000]] {
         let mut stream = TcpStream::connect(address).unwrap();
         // The other side may close it before everything is written.
@@ -139,7 +146,7 @@ fn garbage_on_the_socket_ends_that_connection_alone() {
 
 #[test]
 fn a_rank_that_comes_back_is_asked_over_a_new_connection() {
-    let (answering, asking) = pair(peer("here", 1));
+    let (answering, asking) = pair("here");
     answering.serve(blocks()).unwrap();
     asking.ask(0, b"3", 3, DEADLINE).unwrap().unwrap();
     drop(answering);
@@ -150,7 +157,7 @@ fn a_rank_that_comes_back_is_asked_over_a_new_connection() {
 
 #[test]
 fn many_ask_at_once_and_dropping_ends_all_threads() {
-    let (answering, asking) = pair(peer("here", 1));
+    let (answering, asking) = pair("here");
     answering.serve(blocks()).unwrap();
     std::thread::scope(|scope| {
         for number in 0..24usize {
@@ -171,4 +178,19 @@ fn many_ask_at_once_and_dropping_ends_all_threads() {
 fn threads_named(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     tasks.filter(|task| std::fs::read_to_string(task.path().join("comm")).is_ok_and(|own| own.trim() == name)).count()
+}
+
+#[test]
+fn watchers_hear_of_every_exchange_of_the_process() {
+    let current = CurrentExchange::default();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let note = Arc::clone(&heard);
+    let (first, second) = pair("here");
+    let (first, second) = (Arc::new(first), Arc::new(second));
+    current.set(Arc::clone(&first));
+    current.watch(move |exchange| note.lock().unwrap().push(exchange.map(|exchange| exchange.rank())));
+    current.set(Arc::clone(&second));
+    current.clear(&first);
+    current.clear(&second);
+    assert_eq!(*heard.lock().unwrap(), [Some(0), Some(1), None]);
 }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farandole_cluster::blocks::BlockListener;
+use farandole_cluster::blocks::{BlockContact, BlockListener};
 use farandole_cluster::launch::gpus::VisibleGpus;
 use farandole_cluster::rendezvous::silence_from_lookup;
 use farandole_cluster::{Environment, Rendezvous, RendezvousAccess};
@@ -353,9 +353,9 @@ impl Peers {
     /// Lets caches of remote objects get blocks from other ranks.
     fn share_blocks(&mut self) -> Option<BlockShare> {
         let listener = self.block_listener.take()?;
-        let hosts = self.contacts.iter().map(|contact| contact.host.clone()).collect();
-        let contacts = std::mem::take(&mut self.blocks);
-        Some(BlockShare::join(self.environment.rank.index(), hosts, contacts, listener, &self.access))
+        let places = std::mem::take(&mut self.blocks).into_iter().zip(&self.contacts);
+        let contacts = places.map(|(place, contact)| BlockContact { host: contact.host.clone(), place }).collect();
+        Some(BlockShare::join(self.environment.rank.index(), contacts, listener, &self.access))
     }
 
     fn topology(&self) -> Topology {

@@ -319,16 +319,16 @@ fn meet_and_be_lost() {
 fn introduce(contact: &[u8]) -> Vec<u8> {
     let shown: HashMap<String, String> = Config::default().shown().into_iter().collect();
     let settings = ["wire_protection", "hierarchical_allreduce", "disable_group_fusion", "plane"];
-    // Format 4, no devices, no NCCL and no word why.
-    let mut bytes = vec![4, 0, 0, 0, 0, 0, 0, 0, settings.len() as u8];
+    // Format 5, no devices, no NCCL and no word why.
+    let mut bytes = vec![5, 0, 0, 0, 0, 0, 0, 0, settings.len() as u8];
     for setting in settings {
         for text in [format!("FARANDOLE_{}", setting.to_uppercase()), shown[setting].clone()] {
             bytes.extend_from_slice(&(text.len() as u16).to_le_bytes());
             bytes.extend_from_slice(text.as_bytes());
         }
     }
-    // Its state is streamed nowhere.
-    bytes.extend_from_slice(&[0, 0]);
+    // Its state is streamed nowhere, and it gives no blocks.
+    bytes.extend_from_slice(&[0, 0, 0, 0]);
     bytes.extend_from_slice(contact);
     bytes
 }

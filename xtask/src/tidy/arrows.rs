@@ -21,7 +21,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
     ("farandole-engine", ENGINE),
     ("farandole-cluster", &["farandole-plan", "farandole-settings", "farandole-transport", "farandole-trace"]),
     ("farandole", LIBRARY),
-    ("farandole-storage", &["farandole-settings"]),
+    ("farandole-storage", &["farandole-cluster", "farandole-settings"]),
     ("farandole-data", &["farandole-storage", "farandole-trace"]),
     ("farandole-train", &["farandole", "farandole-data"]),
     ("farandole-cli", COMMAND),
@@ -51,6 +51,7 @@ const LIBRARY: &[&str] = &[
     "farandole-transport",
     "farandole-engine",
     "farandole-cluster",
+    // Its tests have caches that share blocks. The library must not have storage: the C library would have it, too.
     "farandole-storage",
 ];
 
@@ -69,6 +70,8 @@ const COMMAND: &[&str] = &[
     "farandole-transport",
     "farandole-engine",
     "farandole-cluster",
+    // Its tests have caches that share blocks. The library must not have storage: the C library would have it, too.
+    "farandole-storage",
 ];
 
 /// The data plane has no async runtime: threads and epoll. The client of object stores has one, because the library

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use farandole_transport::Countdown;
 
 use super::wire::{Hello, PIECE_BYTES, Word};
-use super::{BlockAnswer, BlockPeer, HANDSHAKE_PATIENCE, SILENCE};
+use super::{BlockAnswer, BlockContact, BlockPeer, HANDSHAKE_PATIENCE, SILENCE};
 use crate::channel::{Channel, ChannelPurpose};
 use crate::launch::Socket;
 use crate::peer_listener::dial;
@@ -26,7 +26,7 @@ const READ_BYTES: usize = 256 << 10;
 #[derive(Debug)]
 pub(super) struct Client {
     own: BlockPeer,
-    contacts: Vec<Vec<u8>>,
+    contacts: Vec<BlockContact>,
     /// The last one was used last. Threads that ask take from it and add to it.
     idle: Mutex<Vec<IdleChannel>>,
 }
@@ -41,7 +41,7 @@ struct IdleChannel {
 }
 
 impl Client {
-    pub(super) fn new(own: BlockPeer, contacts: Vec<Vec<u8>>) -> Client {
+    pub(super) fn new(own: BlockPeer, contacts: Vec<BlockContact>) -> Client {
         Client { own, contacts, idle: Mutex::default() }
     }
 
@@ -64,10 +64,12 @@ impl Client {
     }
 
     fn connect(&self, rank: usize) -> io::Result<Channel<Socket>> {
-        let contact = self.contacts.get(rank).map(Vec::as_slice).unwrap_or_default();
+        let place = self.contacts.get(rank).map(|contact| contact.place.as_slice()).unwrap_or_default();
+        let own_host = self.contacts.get(self.own.rank).map(|contact| contact.host.as_str()).unwrap_or_default();
         let deadline = Countdown::new(HANDSHAKE_PATIENCE);
-        let socket = dial(contact, &self.own.host, &deadline)?;
-        let channel = Channel::connect(socket, &self.own.key, ChannelPurpose::Blocks, self.own.rank, &deadline)?;
+        let socket = dial(place, own_host, &deadline)?;
+        let caller = self.own.rank as u32;
+        let channel = Channel::connect(socket, &self.own.key, ChannelPurpose::Blocks, caller, &deadline)?;
         let mut channel = channel.with_most_bytes(PIECE_BYTES).with_read_bytes(READ_BYTES);
         channel.send(&Hello { job: self.own.job }.encode(), &deadline)?;
         Ok(channel)

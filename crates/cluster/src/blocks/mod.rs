@@ -14,6 +14,7 @@
 //! what to do when there is no answer. `farandole-storage` decides all that.
 
 mod client;
+mod current;
 mod server;
 mod wire;
 
@@ -25,6 +26,7 @@ use std::time::Duration;
 use farandole_transport::{JobId, Key};
 
 use self::client::Client;
+pub use self::current::CurrentExchange;
 use self::server::Server;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -57,6 +59,15 @@ pub struct BlockAnswer {
 /// What answers questions: the block, or none if it is not to be had here. Called by threads of the exchange.
 pub type Answer = Arc<dyn Fn(&[u8]) -> Option<Arc<Vec<u8>>> + Send + Sync>;
 
+/// A rank, as others reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockContact {
+    /// Identity of its host.
+    pub host: String,
+    /// Where it answers ([`BlockListener::contact`]); empty if it does not.
+    pub place: Vec<u8>,
+}
+
 /// A process as a side of the exchange.
 #[derive(Clone, Debug)]
 pub struct BlockPeer {
@@ -64,10 +75,8 @@ pub struct BlockPeer {
     pub key: Key,
     /// Which job this is; others may have the same key.
     pub job: JobId,
-    /// Identity of this host, within which Unix sockets are used.
-    pub host: String,
     /// This rank.
-    pub rank: u32,
+    pub rank: usize,
 }
 
 /// Where a rank will answer. Nobody gets through before [`BlockExchange::serve`].
@@ -97,6 +106,7 @@ impl BlockListener {
 #[derive(Debug)]
 pub struct BlockExchange {
     own: BlockPeer,
+    hosts: Vec<String>,
     client: Client,
     server: Mutex<Serving>,
 }
@@ -109,9 +119,21 @@ enum Serving {
 }
 
 impl BlockExchange {
-    /// The exchange of a job whose ranks have these contacts, in rank order; an empty one answers nothing.
-    pub fn new(own: BlockPeer, listener: BlockListener, contacts: Vec<Vec<u8>>) -> BlockExchange {
-        BlockExchange { client: Client::new(own.clone(), contacts), own, server: Mutex::new(Serving::NotYet(listener)) }
+    /// The exchange of a job whose ranks have these contacts, in rank order.
+    pub fn new(own: BlockPeer, listener: BlockListener, contacts: Vec<BlockContact>) -> BlockExchange {
+        let hosts = contacts.iter().map(|contact| contact.host.clone()).collect();
+        let (client, server) = (Client::new(own.clone(), contacts), Mutex::new(Serving::NotYet(listener)));
+        BlockExchange { own, hosts, client, server }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.own.rank
+    }
+
+    /// The identity of every rank's host, in rank order.
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
     }
 
     /// Answers the others' questions from now on. Later calls change nothing.

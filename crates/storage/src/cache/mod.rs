@@ -20,6 +20,7 @@ mod memory;
 mod pace;
 pub mod peers;
 mod question;
+mod ranks;
 
 use std::ops::Range;
 use std::path::PathBuf;

@@ -12,7 +12,7 @@
 //! **Invariant:** nothing here fails a read. A rank that does not answer is left alone for a while, and the block comes
 //! from the next one, or from storage.
 //!
-//! What is deliberately not here: sockets. [`BlockPeers`] is what those who have some implement.
+//! What is deliberately not here: sockets. [`BlockPeers`] is what those who have some implement (`ranks`).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use super::pace::Pace;
 pub use super::question::Question;
-use super::{Key, Shared};
+use super::{Key, Shared, ranks};
 
 /// A block, as many hold it at a time.
 pub type Block = Arc<Vec<u8>>;
@@ -70,10 +70,14 @@ pub struct PeerCaches {
 }
 
 impl PeerCaches {
-    /// Those of this process.
+    /// Those of this process. They follow its job: whoever makes the process a rank need not know them.
     pub fn of_this_process() -> &'static Arc<PeerCaches> {
         static OWN: OnceLock<Arc<PeerCaches>> = OnceLock::new();
-        OWN.get_or_init(Arc::default)
+        OWN.get_or_init(|| {
+            let own = Arc::default();
+            ranks::follow_job(&own);
+            own
+        })
     }
 
     /// From now on the process is a rank of this job, and of no other.
