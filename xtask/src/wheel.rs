@@ -129,7 +129,8 @@ fn build(profile: Profile) -> Result<Vec<PathBuf>> {
 /// What maturin is given for cargo when it packs what the tests have built. It asks cargo for the module alone, with
 /// settings of its own for PyO3, and cargo would compile most crates again: with the features that the module wants,
 /// not with those that all packages want together. This one asks for everything, finds it built, and answers with a
-/// stripped copy of the module.
+/// stripped copy of the module. It leaves out programs of tests: that of the module is called as the module is, and
+/// maturin takes what cargo has named last.
 fn cargo_of_tests() -> Result<PathBuf> {
     let target = tools::target_dir();
     let (script, module) = (target.join("cargo-of-tests"), target.join("debug/libfarandole_python.so"));
@@ -139,7 +140,7 @@ fn cargo_of_tests() -> Result<PathBuf> {
          unset PYO3_BUILD_EXTENSION_MODULE PYO3_CONFIG_FILE PYO3_ENVIRONMENT_SIGNATURE PYO3_PYTHON \
          PYTHON_SYS_EXECUTABLE\n\
          {build} >'{messages}'\nstrip -o '{stripped}' '{module}'\n\
-         sed 's|\"{module}\"|\"{stripped}\"|' '{messages}'\n",
+         sed -e '/\"test\":true}},\"features\"/d' -e 's|\"{module}\"|\"{stripped}\"|' '{messages}'\n",
         build = build.words(&Scope::Everything.words(&[])).line(),
         messages = text(&target.join("messages-of-tests.json"))?,
         stripped = text(&target.join("libfarandole_python.stripped.so"))?,
