@@ -456,6 +456,9 @@ def jax_handler() -> object:
 def jax_device_handler() -> object:
     """The same for programs that are compiled for a GPU."""
 
+def calls_under_way() -> int:
+    """How many calls of TensorFlow, JAX and MXNet wait for other ranks."""
+
 def jax_raise_late() -> None:
     """Waits for the collectives of programs on GPUs, and raises what went wrong."""
 

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use farandole::{Completion, CompletionQueue, Outcome, Returned, Submission};
+use pyo3::prelude::*;
 
 use crate::world::Job;
 
@@ -77,6 +78,13 @@ pub(crate) fn end() -> impl FnOnce(Duration) {
             std::thread::sleep(Duration::from_micros(100));
         }
     }
+}
+
+/// How many calls are under way.
+#[pyfunction]
+pub(crate) fn calls_under_way() -> usize {
+    let calls = current().and_then(|(current, _)| current.calls.get().cloned().flatten());
+    calls.map_or(0, |calls| lock(&calls.table).slots.iter().flatten().count())
 }
 
 /// The job, if there is one.

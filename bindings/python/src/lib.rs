@@ -60,6 +60,8 @@ mod _native {
     #[pymodule_export]
     use crate::accelerators::{has_cuda, nccl_version};
     #[pymodule_export]
+    use crate::calls::calls_under_way;
+    #[pymodule_export]
     use crate::data::{DataArray, DataBatch, DataFeed, DataRecords};
     #[pymodule_export]
     use crate::device_handle::DeviceHandle;

@@ -4,6 +4,10 @@ JAX dispatches programs and goes on, so a script may come to its end while its l
 rank, and other ranks need its part in them. Both ways out therefore wait for the programs that this thread has
 dispatched. Their errors are not raised here: whoever needs a result gets them. A script that ends with an exception
 waits for nothing; the other ranks hear of it at once.
+
+Programs that daemon threads wait for end with the job. When the interpreter ends, these threads get a moment to come
+back from JAX: CPython ends a thread that comes back later where it stands, with functions of C++ on its stack, and the
+process with it (SIGABRT, "exception not rethrown").
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
+import time
 from typing import Optional
 
 import jax
@@ -23,6 +29,13 @@ __all__ = ["shutdown"]
 
 _registered_by: Optional[int] = None
 """The process whose end is waited with: forked children end without."""
+
+
+_others_wait = False
+"""Whether other threads waited for programs when the interpreter began to end."""
+
+RETURN_SECONDS = 2.0
+"""How long daemon threads get: an error is raised in milliseconds, unless the machine is very busy."""
 
 
 def _wait_for_programs() -> None:
@@ -43,8 +56,19 @@ def shutdown() -> None:
 
 
 def _leave() -> None:
+    global _others_wait
     if os.getpid() == _registered_by and _native.is_initialized() and getattr(sys, "last_value", None) is None:
         _wait_for_programs()
+        _others_wait = _native.calls_under_way() > 0
+
+
+def _let_threads_return() -> None:
+    if os.getpid() != _registered_by or not _others_wait:
+        return
+    until = time.monotonic() + RETURN_SECONDS
+    for thread in threading.enumerate():
+        if thread.daemon and thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 def _register() -> None:
@@ -55,5 +79,7 @@ def _register() -> None:
         atexit.register(_leave)
 
 
+# Before `init`, so that it runs after the handler that leaves the job.
+atexit.register(_let_threads_return)
 on_init(_register)
 on_shutdown(_native.jax_raise_late)
