@@ -37,8 +37,8 @@ pub const DATA_PEERS: Setting = Setting::does(
     Reader::Ranks,
     Kind::SwitchOrAuto,
     "auto",
-    "Whether ranks get blocks of remote objects from each other: where that is faster than the store, always, or never \
-     (docs/storage.md).",
+    "Whether ranks get blocks of remote objects from each other: auto, where that is faster than the store; 1, always; \
+     0, never (docs/storage.md).",
 );
 
 /// `FARANDOLE_STORAGE_TIMEOUT_SECONDS`. Two minutes: longer than a store that says `SlowDown` usually needs.
