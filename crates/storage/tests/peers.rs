@@ -17,7 +17,7 @@ use farandole_storage::cache::peers::{BlockPeers, PeerCaches};
 use farandole_storage::cache::{AskPeers, ReadAhead};
 use farandole_storage::{Storage, StorageOptions, open};
 use farandole_testing::Folder;
-use harness::{Fault, Manner, Server, pattern};
+use harness::{Fault, Server};
 
 const BLOCK: usize = 64 << 10;
 
@@ -89,11 +89,7 @@ impl Ranks {
 }
 
 fn with_blocks(blocks: usize) -> (Server, Vec<u8>, String) {
-    let server = Server::start(Manner::Web);
-    let object = pattern(blocks * BLOCK + BLOCK / 2);
-    server.put("object", &object);
-    let url = format!("http://{}/object", server.address);
-    (server, object, url)
+    harness::with_blocks(blocks, BLOCK)
 }
 
 /// Small blocks in memory, fetched when they are asked for.
@@ -228,15 +224,10 @@ fn an_error_of_the_storage_is_told_by_whoever_reads() {
 #[test]
 fn a_process_that_leaves_its_job_asks_nobody() {
     let (server, object, url) = with_blocks(10);
-    let ranks = Ranks::apart(2);
-    let hosts = vec!["a".to_owned(), "b".to_owned()];
-    let (caches, is_lost) = (Arc::downgrade(&ranks.caches), Arc::clone(&ranks.is_lost));
-    let peers: Arc<dyn BlockPeers> = Arc::new(Linked { own: 0, hosts, caches, is_lost });
-    ranks.caches[0].join(Arc::clone(&peers));
-    ranks.join(1, &["a", "b"]);
+    let ranks = Ranks::on(&["a", "b"]);
     let other = ranks.open(1, &url, &in_memory());
     assert_eq!(read_all(&*other, object.len()), object);
-    ranks.caches[0].leave(&peers);
+    ranks.caches[0].leave();
     let storage = ranks.open(0, &url, &in_memory());
     let before = server.ranges().len();
     assert_eq!(read_all(&*storage, object.len()), object);

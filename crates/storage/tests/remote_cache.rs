@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use farandole_storage::cache::ReadAhead;
 use farandole_storage::{Storage, StorageCounts, StorageOptions, open};
 use farandole_testing::{Folder, finish, finish_child, wait_until};
-use harness::{Fault, Manner, Server, pattern};
+use harness::{Fault, Server, pattern};
 
 const BLOCK: usize = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -27,11 +27,7 @@ const ROLE_FOLDER: &str = "FARANDOLE_TEST_STORAGE_FOLDER";
 
 /// A web server with an object of this many blocks and a half.
 fn with_blocks(blocks: usize) -> (Server, Vec<u8>, String) {
-    let server = Server::start(Manner::Web);
-    let object = pattern(blocks * BLOCK + BLOCK / 2);
-    server.put("object", &object);
-    let url = format!("http://{}/object", server.address);
-    (server, object, url)
+    harness::with_blocks(blocks, BLOCK)
 }
 
 /// Small blocks, kept in this folder alone and fetched when they are asked for.

@@ -89,12 +89,9 @@ impl PeerCaches {
         }
     }
 
-    /// The process is no rank of this job any more.
-    pub fn leave(&self, peers: &Arc<dyn BlockPeers>) {
-        let mut job = self.job.write().unwrap_or_else(PoisonError::into_inner);
-        if job.as_ref().is_some_and(|job| Arc::ptr_eq(&job.peers, peers)) {
-            *job = None;
-        }
+    /// The process is no rank of a job any more.
+    pub fn leave(&self) {
+        *self.job.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// The block that another rank asks for; none if it is not to be had here.

@@ -1,7 +1,7 @@
 //! The ranks of this process's job as peers of its caches, by the sockets of `farandole_cluster::blocks`.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use farandole_cluster::blocks::{BlockExchange, CurrentExchange};
@@ -11,18 +11,9 @@ use super::peers::{BlockPeers, PeerCaches};
 /// Has caches follow the jobs of this process, from now on.
 pub(super) fn follow_job(caches: &Arc<PeerCaches>) {
     let caches = Arc::clone(caches);
-    // What the caches have joined, to leave it.
-    let joined: Mutex<Option<Arc<dyn BlockPeers>>> = Mutex::default();
-    CurrentExchange::of_this_process().watch(move |exchange| {
-        let mut joined = joined.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(before) = joined.take() {
-            caches.leave(&before);
-        }
-        if let Some(exchange) = exchange {
-            let peers: Arc<dyn BlockPeers> = Arc::new(RankPeers(exchange));
-            caches.join(Arc::clone(&peers));
-            *joined = Some(peers);
-        }
+    CurrentExchange::of_this_process().watch(move |exchange| match exchange {
+        Some(exchange) => caches.join(Arc::new(RankPeers(exchange))),
+        None => caches.leave(),
     });
 }
 

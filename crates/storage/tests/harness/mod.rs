@@ -159,6 +159,15 @@ pub(crate) fn quick() -> StorageOptions {
     options
 }
 
+/// A web server with an object of this many blocks and a half, and its URL.
+pub(crate) fn with_blocks(blocks: usize, block_bytes: usize) -> (Server, Vec<u8>, String) {
+    let server = Server::start(Manner::Web);
+    let object = pattern(blocks * block_bytes + block_bytes / 2);
+    server.put("object", &object);
+    let url = format!("http://{}/object", server.address);
+    (server, object, url)
+}
+
 /// Bytes that tell where they are.
 pub(crate) fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at % 251) as u8 ^ (at / 251 % 256) as u8).collect()
