@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::event::NameId;
 use crate::file::{EXTENSION, TraceEncoder, name_of};
+use crate::private_folder::PrivateFolder;
 use crate::record::words_to_bytes;
 use crate::recorder::Recorder;
 use crate::tail::Tail;
@@ -97,43 +98,29 @@ pub(crate) fn write(recorder: &Recorder, mut tail: Tail, folder: &Path, occasion
     written.map(|()| path)
 }
 
-/// Creates a folder that only its owner can read. One that exists must be such a folder: where everybody may write,
-/// anybody may have put something else in its place.
-pub(crate) fn private_folder(folder: &Path) -> io::Result<()> {
-    use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
-    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        made => return made,
-    }
-    let found = std::fs::symlink_metadata(folder)?;
-    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is there and not this user's own folder"));
-    }
-    Ok(())
-}
-
-/// Removes the fallback folders of earlier jobs. What is not ours, or holds anything but traces, stays.
+/// Removes the fallback folders of earlier jobs. Folders of other users and files that are not traces stay.
 pub(crate) fn remove_older(fallback: &FallbackFolder) {
     let Some(parent) = fallback.folder.parent() else { return };
     let Ok(entries) = std::fs::read_dir(parent) else { return };
     let is_one = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| name.starts_with(&fallback.prefix));
-    let mut folders: Vec<(std::time::SystemTime, PathBuf)> = entries
+    let mut folders: Vec<(std::time::SystemTime, PathBuf, PrivateFolder)> = entries
         .flatten()
         .filter(|entry| is_one(&entry.file_name()) && entry.path() != fallback.folder)
         .filter_map(|entry| {
-            let found = entry.metadata().ok().filter(std::fs::Metadata::is_dir)?;
-            Some((found.modified().ok()?, entry.path()))
+            // Only private folders count: the kept ones must not be crowded out by another user's.
+            let folder = PrivateFolder::open(&entry.path()).ok()?;
+            Some((entry.metadata().ok()?.modified().ok()?, entry.path(), folder))
         })
         .collect();
-    folders.sort();
+    folders.sort_by_key(|(modified, ..)| *modified);
     let surplus = folders.len().saturating_sub(JOBS_KEPT - 1);
-    for (_, folder) in folders.into_iter().take(surplus) {
-        for file in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
-            if file.path().extension().is_some_and(|extension| extension == EXTENSION) {
-                let _ = std::fs::remove_file(file.path());
+    for (_, path, folder) in folders.into_iter().take(surplus) {
+        for name in folder.names().unwrap_or_default() {
+            if Path::new(&name).extension().is_some_and(|extension| extension == EXTENSION) {
+                let _ = folder.remove_file(&name);
             }
         }
-        let _ = std::fs::remove_dir(&folder);
+        let _ = std::fs::remove_dir(path);
     }
 }
 

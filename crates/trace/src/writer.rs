@@ -26,11 +26,12 @@ use signal_hook::SigId;
 
 use crate::dump_notice::DumpNotice;
 use crate::machine;
+use crate::private_folder::{PrivateFolder, TemporaryFolder};
 use crate::recorder::{DumpReason, Recorder};
 use crate::tail::Tail;
 use crate::timeline::Cycles;
 use crate::timeline::live::LiveTimeline;
-use crate::trace_files::{FallbackFolder, RunTrace, dump_all, private_folder, remove_older, write};
+use crate::trace_files::{FallbackFolder, RunTrace, dump_all, remove_older, write};
 
 /// How often a timeline is written: programs read it while it is written, and expect what they did a tenth of a second
 /// ago.
@@ -128,6 +129,7 @@ impl TraceWriter {
             options,
             run_trace,
             timeline,
+            signal_folder: None,
             core_wait_ns: machine::core_wait_ns(),
         };
         let thread = std::thread::Builder::new().name("farandole-writer".to_owned()).spawn(move || thread.run())?;
@@ -189,6 +191,8 @@ struct WriterThread {
     options: WriterOptions,
     run_trace: Option<RunTrace>,
     timeline: Option<LiveTimeline>,
+    /// Made by the first signal without another folder.
+    signal_folder: Option<PathBuf>,
     /// How long the main thread had waited for a core when tracing began.
     core_wait_ns: Option<u64>,
 }
@@ -276,18 +280,21 @@ impl WriterThread {
         if self.run_trace.is_some() {
             return;
         }
-        let header = self.recorder.header();
+        let rank = self.recorder.header().rank;
         let (folder, saved, announces) = match (&self.options.dump_in, &self.options.fallback) {
             (Some(folder), _) => (folder.clone(), dump_all(&self.recorder, folder, occasion), true),
             // A signal asks for all there is.
-            (None, fallback) if occasion == "signal" => {
-                let temporary = || std::env::temp_dir().join(format!("farandole-trace-{}", std::process::id()));
-                let folder = fallback.as_ref().map_or_else(temporary, |fallback| fallback.folder.clone());
-                let saved = private_folder(&folder).and_then(|()| dump_all(&self.recorder, &folder, occasion));
-                (folder, saved, true)
+            (None, Some(fallback)) if occasion == "signal" => {
+                let saved = PrivateFolder::create(&fallback.folder)
+                    .and_then(|_| dump_all(&self.recorder, &fallback.folder, occasion));
+                (fallback.folder.clone(), saved, true)
+            }
+            (None, None) if occasion == "signal" => {
+                let saved = self.folder_for_signals().and_then(|folder| dump_all(&self.recorder, &folder, occasion));
+                (std::env::temp_dir(), saved, true)
             }
             (None, Some(fallback)) => {
-                let saved = private_folder(&fallback.folder).and_then(|()| {
+                let saved = PrivateFolder::create(&fallback.folder).and_then(|_| {
                     write(&self.recorder, Tail::latest(&self.recorder, LATEST_RECORDS), &fallback.folder, occasion)
                 });
                 remove_older(fallback);
@@ -296,12 +303,20 @@ impl WriterThread {
             (None, None) => return,
         };
         match saved {
-            Ok(path) if announces => log::warn!("{}", DumpNotice { rank: header.rank, path: &path, occasion }),
+            Ok(path) if announces => log::warn!("{}", DumpNotice { rank, path: &path, occasion }),
             Ok(_) => {}
             Err(error) => {
-                log::warn!("rank {}: saving a trace in {}: {error}", header.rank, folder.display());
+                log::warn!("rank {rank}: saving a trace in {}: {error}", folder.display());
             }
         }
+    }
+
+    /// The folder of dumps on a signal where the options name none. It outlives the process.
+    fn folder_for_signals(&mut self) -> io::Result<PathBuf> {
+        if self.signal_folder.is_none() {
+            self.signal_folder = Some(TemporaryFolder::new("farandole-trace")?.keep());
+        }
+        Ok(self.signal_folder.clone().expect("invariant: it was made above"))
     }
 
     fn end(mut self) {

@@ -246,6 +246,28 @@ fn without_a_folder_the_latest_is_kept_for_the_owner_alone_and_few_jobs_stay() {
 }
 
 #[test]
+fn folders_of_other_users_neither_lose_traces_nor_replace_kept_ones() {
+    let around = Folder::new();
+    let names: Vec<String> = (0..2 * JOBS_KEPT).map(|number| format!("prefix-{number}")).collect();
+    for name in &names {
+        std::fs::create_dir(around.join(name)).unwrap();
+        std::fs::write(around.join(name).join("rank-00000.trace"), "").unwrap();
+        std::os::unix::fs::chown(around.join(name), Some(65534), None).expect("this test needs root");
+    }
+    let folder = around.join("prefix-own");
+    let fallback = FallbackFolder { folder: folder.clone(), prefix: "prefix-".to_owned(), announces: false };
+    let recorder = busy_recorder();
+    let writer =
+        TraceWriter::start(&recorder, WriterOptions { fallback: Some(fallback), ..WriterOptions::default() }).unwrap();
+    recorder.request_dump(DumpReason::Stall);
+    drop(writer);
+    assert!(folder.join("rank-00002.trace").exists());
+    for name in names {
+        assert!(around.join(&name).join("rank-00000.trace").exists(), "{name}");
+    }
+}
+
+#[test]
 fn a_folder_that_others_can_look_into_is_not_used() {
     let around = Folder::new();
     let folder = around.join("prefix-1");
