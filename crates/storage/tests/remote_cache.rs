@@ -7,7 +7,7 @@ mod harness;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -168,14 +168,18 @@ fn broken_blocks_are_fetched_again_and_garbage_does_no_harm() {
     fs::create_dir(&paths[3]).unwrap();
     fs::write(own.join("usage"), b"no number").unwrap();
     fs::write(own.join("note.txt"), b"of somebody").unwrap();
-    fs::write(own.join("tmp/999999-left-behind"), b"half a block").unwrap();
+    fs::write(own.join("tmp/999999-7f00-12"), b"half a block").unwrap();
+    fs::write(own.join("tmp/notes-of-the-user"), b"text").unwrap();
     let old = SystemTime::now() - Duration::from_secs(3600);
-    fs::File::open(own.join("tmp/999999-left-behind")).unwrap().set_modified(old).unwrap();
+    for name in ["tmp/999999-7f00-12", "tmp/notes-of-the-user"] {
+        fs::File::open(own.join(name)).unwrap().set_modified(old).unwrap();
+    }
     let asked = server.ranges().len();
     let storage = open_at(&url, &cached_in(&folder));
     assert_eq!(read(&*storage, 0, object.len()), object);
     assert_eq!(server.ranges().len(), asked + 4);
-    assert!(!own.join("tmp/999999-left-behind").exists() && own.join("note.txt").exists());
+    assert!(!own.join("tmp/999999-7f00-12").exists() && own.join("note.txt").exists());
+    assert!(own.join("tmp/notes-of-the-user").exists());
     // Three are whole again; the name of the fourth is taken, so it is fetched each time.
     assert_eq!(read(&*open_at(&url, &cached_in(&folder)), 0, object.len()), object);
     assert_eq!(server.ranges().len(), asked + 5);
@@ -285,6 +289,58 @@ fn a_process_that_is_killed_leaves_a_whole_cache() {
     assert_eq!(u64::from_le_bytes(counted.try_into().unwrap()), held);
 }
 
+/// Starts a process with a cache in this folder. It must read the object without the disk, and say this once.
+fn is_refused(url: &str, object: &[u8], folder: &Path, why: &str) {
+    let output = finish(&mut role("reader", url, folder), LIMIT);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains(&blake3::hash(object).to_hex().to_string()), "{said}");
+    assert_eq!(said.matches(why).count(), 1, "{said}");
+    assert_eq!(said.matches("remote objects are not cached on disk").count(), 1, "{said}");
+}
+
+#[test]
+fn a_link_in_place_of_the_cache_does_not_remove_files_behind_it() {
+    let (_server, object, url) = with_blocks(2);
+    let (shared, victim) = (Folder::new(), Folder::new());
+    // Names with the form of the cache's own, so that only the link protects them.
+    let old = SystemTime::now() - Duration::from_secs(3600);
+    for name in ["tmp", "locks"] {
+        fs::create_dir(victim.join(name)).unwrap();
+        fs::set_permissions(victim.join(name), fs::Permissions::from_mode(0o700)).unwrap();
+        let file = victim.join(name).join("999999-7f00-12");
+        fs::write(&file, "kept").unwrap();
+        fs::File::open(&file).unwrap().set_modified(old).unwrap();
+    }
+    fs::set_permissions(&*victim, fs::Permissions::from_mode(0o700)).unwrap();
+    let own = shared.join("farandole-blocks-1");
+    symlink(&*victim, &own).unwrap();
+    is_refused(&url, &object, &shared, "farandole-blocks-1: it is a symbolic link or not a directory");
+    // A link one level below.
+    fs::remove_file(&own).unwrap();
+    fs::DirBuilder::new().mode(0o700).create(&own).unwrap();
+    symlink(victim.join("tmp"), own.join("tmp")).unwrap();
+    is_refused(&url, &object, &shared, "farandole-blocks-1: folder tmp: it is a symbolic link or not a directory");
+    for name in ["tmp", "locks"] {
+        let left: Vec<_> = fs::read_dir(victim.join(name)).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["999999-7f00-12"], "{name}");
+    }
+}
+
+#[test]
+fn a_folder_of_another_user_is_not_used_as_a_cache() {
+    let (_server, object, url) = with_blocks(2);
+    let shared = Folder::new();
+    let own = shared.join("farandole-blocks-1");
+    fs::DirBuilder::new().mode(0o700).create(&own).unwrap();
+    chown(&own, Some(65534), None).expect("this test needs root");
+    is_refused(&url, &object, &shared, "farandole-blocks-1: it belongs to user 65534, not to user");
+    // Its own folder, in which others may put blocks.
+    chown(&own, Some(rustix::process::geteuid().as_raw()), None).unwrap();
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o770)).unwrap();
+    is_refused(&url, &object, &shared, "farandole-blocks-1: its mode 0770 gives access to other users");
+    assert_eq!(fs::read_dir(&own).unwrap().count(), 0);
+}
+
 /// A disk of a test's own, of this many bytes.
 struct SmallDisk(Folder);
 
@@ -321,5 +377,5 @@ fn a_full_disk_turns_the_cache_off_and_fails_no_read() {
     let output = finish(&mut role("reader", &url, &disk.0), LIMIT);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && said.contains(&blake3::hash(&object).to_hex().to_string()), "{said}");
-    assert_eq!(said.matches("no more remote objects are kept on disk").count(), 1, "{said}");
+    assert_eq!(said.matches("no more remote objects are cached on disk").count(), 1, "{said}");
 }

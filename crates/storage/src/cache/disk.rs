@@ -1,7 +1,11 @@
 //! Blocks on the host's disk, for all its ranks: [`DiskBlocks`].
 //!
-//! In a folder of the user's own: `ab/cdef…` are blocks, named by their key; `tmp/` has those that are being written,
+//! In a private folder of the user: `ab/cdef…` are blocks, named by their key; `tmp/` has those that are being written,
 //! each locked by its writer; `locks/` has the files that leases lock; `usage` has the bytes of all blocks.
+//!
+//! **Other users** may be able to write to the folder around it. A [`PrivateFolder`] refuses their links and folders,
+//! and keeps descriptors, so a path that is replaced later has no effect. Only regular files whose names have the form
+//! of this cache's names are removed.
 //!
 //! **Scenarios.** *A process is killed while it writes:* the file is in `tmp`, and nobody looks for it there; who opens
 //! the cache later finds it old and unlocked, and removes it. *Killed between renaming and counting:* `usage` is too
@@ -15,11 +19,13 @@
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
+
+use farandole_trace::PrivateFolder;
 
 use super::super::counters::{Count, StorageCounters};
 use super::Key;
@@ -48,7 +54,11 @@ const KEPT_PERCENT: u64 = 90;
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct DiskBlocks {
-    folder: PathBuf,
+    /// For messages.
+    path: PathBuf,
+    own: PrivateFolder,
+    temporary: PrivateFolder,
+    locks: PrivateFolder,
     limit_bytes: u64,
     counters: Arc<StorageCounters>,
     /// Set by the first thread whose write fails; all others then leave writing.
@@ -88,26 +98,43 @@ impl DiskBlocks {
     /// Opens the cache in a folder, or makes one. None, with a warning, where that cannot be.
     pub(super) fn open(folder: &Path, limit_bytes: u64, counters: Arc<StorageCounters>) -> Option<DiskBlocks> {
         // The form of the blocks is part of the name: other versions leave each other alone.
-        let own = folder.join("farandole-blocks-1");
-        match prepare(&own) {
-            Ok(()) => {
-                let is_read_only = AtomicBool::new(false);
-                let disk = DiskBlocks { folder: own, limit_bytes, counters, is_read_only, number: AtomicU64::new(0) };
+        let path = folder.join("farandole-blocks-1");
+        match DiskBlocks::prepare(&path, limit_bytes, counters) {
+            Ok(disk) => {
                 disk.remove_what_was_left_behind();
                 disk.count_anew();
                 Some(disk)
             }
             Err(error) => {
-                log::warn!("remote objects are not kept on disk: {}: {error}", own.display());
+                log::warn!("{}: {error}; remote objects are not cached on disk", path.display());
                 None
             }
         }
     }
 
+    /// Creates what is missing, readable by this user alone.
+    fn prepare(path: &Path, limit_bytes: u64, counters: Arc<StorageCounters>) -> io::Result<DiskBlocks> {
+        if let Some(parent) = path.parent() {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+        }
+        let own = PrivateFolder::create(path)?;
+        let within = |name: &str| {
+            own.create_folder(name).map_err(|error| io::Error::new(error.kind(), format!("folder {name}: {error}")))
+        };
+        let (temporary, locks) = (within("tmp")?, within("locks")?);
+        // A first write fails here and not at the first block, so that the warning comes at the start.
+        let probe = format!("{}-probe", std::process::id());
+        temporary.open_or_create_file(&probe)?;
+        temporary.remove_file(&probe)?;
+        let (is_read_only, number) = (AtomicBool::new(false), AtomicU64::new(0));
+        Ok(DiskBlocks { path: path.to_owned(), own, temporary, locks, limit_bytes, counters, is_read_only, number })
+    }
+
     /// Reads a range of a block, if it is there. A broken one is removed.
     pub(super) fn read(&self, key: Key, block_bytes: usize, range: Range<usize>, buffer: &mut [u8]) -> Found {
-        let path = self.path(key);
-        let Ok(file) = File::open(&path) else { return Found::Miss };
+        let (folder, name) = names(key);
+        let Ok(folder) = self.own.open_folder(&folder) else { return Found::Miss };
+        let Ok(file) = folder.open_file(&name) else { return Found::Miss };
         match block::read(&file, key, block_bytes, range, buffer) {
             Ok(Read::Done) => {
                 touch(&file);
@@ -116,14 +143,15 @@ impl DiskBlocks {
             Ok(Read::Broken) | Err(_) => {
                 self.counters.count(Count::BrokenBlock);
                 // If it cannot be removed, the next reader finds it broken again.
-                let _ = fs::remove_file(&path);
+                let _ = folder.remove_file(&name);
                 Found::Miss
             }
         }
     }
 
     pub(super) fn contains(&self, key: Key) -> bool {
-        self.path(key).is_file()
+        let (folder, name) = names(key);
+        self.own.open_folder(&folder).is_ok_and(|folder| folder.has_file(&name))
     }
 
     /// Waits until nobody else fetches this block, or it is there, or time is over.
@@ -133,10 +161,7 @@ impl DiskBlocks {
             LeaseKind::Read => format!("{number:03x}"),
             LeaseKind::Ask => format!("ask-{number:03x}"),
         };
-        let path = self.folder.join("locks").join(name);
-        let Ok(file) = File::options().create(true).truncate(false).write(true).open(path) else {
-            return Leased::Without;
-        };
+        let Ok(file) = self.locks.open_or_create_file(&name) else { return Leased::Without };
         let began = Instant::now();
         let mut has_waited = false;
         loop {
@@ -167,52 +192,38 @@ impl DiskBlocks {
             Ok(temporary) => {
                 if self.publish(&temporary, key).is_err() {
                     // Something else has its name, or its folder is gone: the block is not kept.
-                    let _ = fs::remove_file(&temporary);
+                    let _ = self.temporary.remove_file(&temporary);
                     return;
                 }
                 self.account(bytes);
             }
             Err(error) => {
                 if !self.is_read_only.swap(true, Ordering::Relaxed) {
-                    log::warn!(
-                        "no more remote objects are kept on disk, reading goes on without: {}: {error}",
-                        self.folder.display()
-                    );
+                    log::warn!("{}: {error}; no more remote objects are cached on disk", self.path.display());
                 }
             }
         }
     }
 
-    fn write_temporary(&self, key: Key, block: &[u8]) -> io::Result<PathBuf> {
+    fn write_temporary(&self, key: Key, block: &[u8]) -> io::Result<String> {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         // The address tells two caches of one process apart.
         let name = format!("{}-{:x}-{number}", std::process::id(), std::ptr::from_ref(self).addr());
-        let path = self.folder.join("tmp").join(name);
-        let written = File::create_new(&path).and_then(|mut file| {
+        let written = self.temporary.create_file(&name).and_then(|mut file| {
             // A file system that knows no locks has leftovers removed by their age alone.
             let _ = file.try_lock();
             block::write(&mut file, key, block)
         });
         if let Err(error) = written {
-            let _ = fs::remove_file(&path);
+            let _ = self.temporary.remove_file(&name);
             return Err(error);
         }
-        Ok(path)
+        Ok(name)
     }
 
-    fn publish(&self, temporary: &Path, key: Key) -> io::Result<()> {
-        let path = self.path(key);
-        match fs::rename(temporary, &path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let parent = path.parent().expect("invariant: blocks lie in folders");
-                match fs::create_dir(parent) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                    _ => {}
-                }
-                fs::rename(temporary, &path)
-            }
-            renamed => renamed,
-        }
+    fn publish(&self, temporary: &str, key: Key) -> io::Result<()> {
+        let (folder, name) = names(key);
+        self.temporary.move_file(temporary, &self.own.create_folder(&folder)?, &name)
     }
 
     /// Adds a block to `usage`, and makes room when the limit is passed.
@@ -239,8 +250,7 @@ impl DiskBlocks {
 
     /// `usage`, locked until it is closed.
     fn lock_usage(&self) -> Option<File> {
-        let path = self.folder.join("usage");
-        let file = File::options().create(true).truncate(false).read(true).write(true).open(path).ok()?;
+        let file = self.own.open_or_create_file("usage").ok()?;
         let began = Instant::now();
         while file.try_lock().is_err() {
             if began.elapsed() > USAGE_PATIENCE {
@@ -261,7 +271,7 @@ impl DiskBlocks {
             if bytes <= goal {
                 break;
             }
-            if fs::remove_file(&block.path).is_ok() {
+            if self.own.open_folder(&block.folder).is_ok_and(|folder| folder.remove_file(&block.name).is_ok()) {
                 self.counters.count(Count::EvictedBlock);
                 bytes -= block.bytes;
             }
@@ -269,18 +279,15 @@ impl DiskBlocks {
         bytes
     }
 
-    /// All blocks. Files and folders with other names are somebody else's.
+    /// All blocks. Files and folders with other names are ignored.
     fn blocks(&self) -> Vec<BlockFile> {
-        let is_hex = |name: &str, letters: usize| {
-            name.len() == letters
-                && name.bytes().all(|letter| letter.is_ascii_digit() || (b'a'..=b'f').contains(&letter))
-        };
         let mut found = Vec::new();
-        for (folder, _) in entries(&self.folder).into_iter().filter(|(_, name)| is_hex(name, 2)) {
-            for (path, _) in entries(&folder).into_iter().filter(|(_, name)| is_hex(name, 30)) {
-                if let Some(about) = fs::symlink_metadata(&path).ok().filter(fs::Metadata::is_file) {
+        for folder in self.own.names().unwrap_or_default().into_iter().filter(|name| name.len() == 2 && is_hex(name)) {
+            let Ok(opened) = self.own.open_folder(&folder) else { continue };
+            for name in opened.names().unwrap_or_default().into_iter().filter(|name| name.len() == 30 && is_hex(name)) {
+                if let Ok(about) = opened.open_file(&name).and_then(|file| file.metadata()) {
                     let used = about.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                    found.push(BlockFile { path, bytes: about.len(), used });
+                    found.push(BlockFile { folder: folder.clone(), name, bytes: about.len(), used });
                 }
             }
         }
@@ -288,44 +295,41 @@ impl DiskBlocks {
     }
 
     fn remove_what_was_left_behind(&self) {
-        for (path, _) in entries(&self.folder.join("tmp")) {
-            let Ok(file) = File::open(&path) else { continue };
+        for name in self.temporary.names().unwrap_or_default().into_iter().filter(|name| is_temporary(name)) {
+            let Ok(file) = self.temporary.open_file(&name) else { continue };
             if age(&file).is_some_and(|age| age > LEFT_BEHIND_AFTER) && file.try_lock().is_ok() {
-                let _ = fs::remove_file(&path);
+                let _ = self.temporary.remove_file(&name);
             }
         }
-    }
-
-    fn path(&self, key: Key) -> PathBuf {
-        let name = format!("{:032x}", key.0);
-        self.folder.join(&name[..2]).join(&name[2..])
     }
 }
 
 struct BlockFile {
-    path: PathBuf,
+    folder: String,
+    name: String,
     bytes: u64,
     used: SystemTime,
 }
 
-/// Makes the folders, readable by this user alone. Refuses those of other users, who could put anything there.
-fn prepare(folder: &Path) -> io::Result<()> {
-    for folder in [folder.to_path_buf(), folder.join("tmp"), folder.join("locks")] {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-        if fs::metadata(&folder)?.uid() != rustix::process::geteuid().as_raw() {
-            return Err(io::Error::other("it belongs to another user"));
-        }
-    }
-    // Whether it can be written is asked now, so that the warning comes at the start.
-    let probe = folder.join("tmp").join(format!("{}-probe", std::process::id()));
-    File::create(&probe)?;
-    fs::remove_file(&probe)
+/// The folder and the name of a block.
+fn names(key: Key) -> (String, String) {
+    let mut folder = format!("{:032x}", key.0);
+    let name = folder.split_off(2);
+    (folder, name)
 }
 
-/// The entries of a folder with names that are text; none where it cannot be read.
-fn entries(folder: &Path) -> Vec<(PathBuf, String)> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    entries.flatten().filter_map(|entry| Some((entry.path(), entry.file_name().into_string().ok()?))).collect()
+fn is_hex(name: &str) -> bool {
+    name.bytes().all(|letter| letter.is_ascii_digit() || (b'a'..=b'f').contains(&letter))
+}
+
+/// Whether a file in `tmp` has a name that [`DiskBlocks::write_temporary`] or [`DiskBlocks::prepare`] gives.
+fn is_temporary(name: &str) -> bool {
+    let is_number = |part: &str| part.parse::<u64>().is_ok();
+    match name.split('-').collect::<Vec<&str>>()[..] {
+        [process, "probe"] => is_number(process),
+        [process, address, number] => is_number(process) && is_hex(address) && is_number(number),
+        _ => false,
+    }
 }
 
 /// Notes that a block was used.
