@@ -15,9 +15,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use crate::launch::ask::ask;
+use crate::launch::ask::{ask_while, last_words};
 use crate::launch::job_spec::HostSlots;
 use crate::launch::placement::together;
 use crate::launch::{hostfile, hosts};
@@ -29,6 +30,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// As often as Horovod looks.
 const EVERY: Duration = Duration::from_secs(1);
 const SLURM_EVERY: Duration = Duration::from_secs(10);
+
+/// How long the end of a job waits for the thread to end a script. A host file on a file system that hangs must not
+/// hold up the launcher.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Where hosts come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,15 +67,19 @@ impl HostSource {
     /// # Errors
     /// Why they are not known, in words for the user.
     pub fn look(&self) -> Found {
+        self.look_while(&mut || true)
+    }
+
+    fn look_while(&self, goes_on: &mut dyn FnMut() -> bool) -> Found {
         let found = match self {
             HostSource::Fixed => Vec::new(),
             HostSource::Script { command, slots_per_host } => {
                 let what = format!("--host-discovery-script {command}");
-                let text = answer(&what, Command::new("sh").args(["-c", command]))?;
+                let text = answer(&what, Command::new("sh").args(["-c", command]), goes_on)?;
                 read_script(&text, *slots_per_host).map_err(|problem| format!("{what}: {problem}"))?
             }
             HostSource::File(path) => hostfile::read(path).map_err(|error| error.to_string())?,
-            HostSource::Slurm { nodes, slots_per_host } => look_at_slurm(nodes, *slots_per_host)?,
+            HostSource::Slurm { nodes, slots_per_host } => look_at_slurm(nodes, *slots_per_host, goes_on)?,
         };
         Ok(together(found))
     }
@@ -83,13 +92,17 @@ impl HostSource {
     }
 }
 
-/// Looks again and again. Dropping it ends that.
+/// Looks repeatedly. Dropping it ends that, and a script that is running.
 #[derive(Debug)]
 pub(in crate::launch) struct Discovery {
     /// What has changed.
     pub(in crate::launch) news: Mailbox<Found>,
     /// Set by the launcher's thread when it drops this; read by the one that looks.
     over: Arc<AtomicBool>,
+    /// Dropped by the launcher's thread, which wakes the one that looks from its pause.
+    pause: Option<mpsc::Sender<()>>,
+    /// Disconnected when the thread has ended.
+    ended: mpsc::Receiver<()>,
 }
 
 impl Discovery {
@@ -100,11 +113,12 @@ impl Discovery {
         }
         let (news, over) = (Mailbox::new()?, Arc::new(AtomicBool::new(false)));
         let (post, is_over) = (news.clone(), Arc::clone(&over));
+        let ((pause, woken), (end, ended)) = (mpsc::channel(), mpsc::channel());
         let mut last: Found = Ok(last);
         let look = move || {
-            while !is_over.load(Ordering::Relaxed) {
-                std::thread::sleep(source.every());
-                let found = source.look();
+            let _end: mpsc::Sender<()> = end;
+            while woken.recv_timeout(source.every()) == Err(RecvTimeoutError::Timeout) {
+                let found = source.look_while(&mut || !is_over.load(Ordering::Relaxed));
                 if found != last && !is_over.load(Ordering::Relaxed) {
                     post.post(found.clone());
                     last = found;
@@ -112,26 +126,25 @@ impl Discovery {
             }
         };
         std::thread::Builder::new().name("discovery".into()).spawn(look)?;
-        Ok(Some(Discovery { news, over }))
+        Ok(Some(Discovery { news, over, pause: Some(pause), ended }))
     }
 }
 
 impl Drop for Discovery {
     fn drop(&mut self) {
-        // Nobody waits for the thread: it may be waiting for a script.
         self.over.store(true, Ordering::Relaxed);
+        self.pause = None;
+        let _ = self.ended.recv_timeout(LEAVE_WITHIN);
     }
 }
 
-/// What a program prints, if it ends well.
-fn answer(what: &str, command: &mut Command) -> Result<String, String> {
-    let said = ask(command, "", PATIENCE, &mut || {}).map_err(|error| format!("{what}: {error}"))?;
+/// What a program prints, if it exits with 0.
+fn answer(what: &str, command: &mut Command, goes_on: &mut dyn FnMut() -> bool) -> Result<String, String> {
+    let said = ask_while(command, "", PATIENCE, goes_on).map_err(|error| format!("{what}: {error}"))?;
     if said.status.success() {
         return Ok(String::from_utf8_lossy(&said.stdout).into_owned());
     }
-    let complaint = String::from_utf8_lossy(&said.stderr);
-    let last = complaint.trim().lines().last().map(|line| format!(": {line}")).unwrap_or_default();
-    Err(format!("{what} failed ({}){last}", said.status))
+    Err(format!("{what} failed ({}){}", said.status, last_words(&said.stderr)))
 }
 
 fn read_script(text: &str, slots_per_host: usize) -> Result<Vec<HostSlots>, String> {
@@ -148,9 +161,11 @@ fn read_script(text: &str, slots_per_host: usize) -> Result<Vec<HostSlots>, Stri
     }
 }
 
-fn look_at_slurm(nodes: &str, slots_per_host: usize) -> Found {
-    let names = answer("scontrol show hostnames", Command::new("scontrol").args(["show", "hostnames", nodes]))?;
-    let states = answer("scontrol show node", Command::new("scontrol").args(["--oneliner", "show", "node", nodes]))?;
+fn look_at_slurm(nodes: &str, slots_per_host: usize, goes_on: &mut dyn FnMut() -> bool) -> Found {
+    let names =
+        answer("scontrol show hostnames", Command::new("scontrol").args(["show", "hostnames", nodes]), goes_on)?;
+    let mut show_node = Command::new("scontrol");
+    let states = answer("scontrol show node", show_node.args(["--oneliner", "show", "node", nodes]), goes_on)?;
     let down: Vec<&str> = states.lines().filter_map(name_if_down).collect();
     let up = names.lines().map(str::trim).filter(|name| !name.is_empty() && !down.contains(name));
     let found: Vec<HostSlots> = up.map(|name| HostSlots { name: name.to_owned(), slots: slots_per_host }).collect();
@@ -194,6 +209,29 @@ mod tests {
             let error = script(command).unwrap_err();
             assert!(error.starts_with("--host-discovery-script ") && error.contains(words), "{command}: {error}");
         }
+    }
+
+    #[test]
+    fn a_script_may_name_more_hosts_than_a_pipe_holds() {
+        let hosts = script("seq -f 'host-%06g:1' 10000").unwrap();
+        assert_eq!((hosts.len(), hosts[9_999].name.as_str()), (10_000, "host-010000"));
+    }
+
+    #[test]
+    fn the_end_of_a_job_ends_a_script_that_runs() {
+        let folder = farandole_testing::Folder::new();
+        let pipe = folder.join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+        let command = format!("cat {}; true", pipe.display());
+        let source = HostSource::Script { command, slots_per_host: 1 };
+        let discovery = Discovery::start(source, Vec::new()).unwrap().unwrap();
+        // Opening returns when the script has opened the other end.
+        let mut writer = std::fs::File::options().write(true).open(&pipe).unwrap();
+        drop(discovery);
+        // Less than `PATIENCE`, after which the script would be ended anyway.
+        farandole_testing::wait_until("the script to end", PATIENCE / 2, || {
+            std::io::Write::write(&mut writer, b"x").is_err()
+        });
     }
 
     #[test]
