@@ -124,6 +124,24 @@ const NORMALISED: &[&str] = &[
     "0",
 ];
 
+/// Another user makes the folder of a run before the run does, with a link in it.
+#[test]
+fn a_folder_made_by_another_user_does_not_lead_traces_elsewhere() {
+    let (temporary, victim) = (Folder::new(), Folder::new());
+    let premade = temporary.join("farandole-train-");
+    // The shell's number becomes that of the command.
+    let script = r#"mkdir "$0$$" && ln -s "$1" "$0$$/traces" && chown 65534 "$0$$" && shift && exec "$@""#;
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script).arg(&premade).arg(&*victim).args([env!("CARGO_BIN_EXE_farandole"), "train"]);
+    command.args(small(&["--steps", "1", "-np", "1", "--threads", "1", "--workers", "1"]));
+    command.env("TMPDIR", &*temporary).env_remove("FARANDOLE_TRACE");
+    let output = farandole_testing::finish(&mut command, PATIENCE);
+    assert!(output.status.success(), "this test needs root: {}", texts(&output));
+    assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 0, "traces went through the link");
+    let left: Vec<_> = std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(matches!(&left[..], [folder] if folder.join("traces").is_symlink()), "{left:?}");
+}
+
 fn normalised<'a>(more: &[&'a str]) -> Vec<&'a str> {
     NORMALISED.iter().copied().chain(more.iter().copied()).collect()
 }

@@ -25,6 +25,7 @@ use farandole_data::format::{NewRecord, PIECE_BYTES, ParquetShard, ShardWriter, 
 use farandole_data::records::{self, Records, RecordsConfig};
 use farandole_data::sample::Label;
 use farandole_data::storage::{LocalFiles, Storage};
+use farandole_trace::TemporaryFolder;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -35,11 +36,7 @@ fn main() -> Outcome<()> {
     let mut arguments = std::env::args().skip(1);
     let megabytes: usize = arguments.next().map_or(Ok(256), |text| text.parse())?;
     let record_bytes: usize = arguments.next().map_or(Ok(110_000), |text| text.parse())?;
-    let folder = std::env::temp_dir().join(format!("farandole-read-rate-{}", std::process::id()));
-    std::fs::create_dir_all(&folder)?;
-    let measured = measure(&folder, megabytes, record_bytes);
-    std::fs::remove_dir_all(&folder)?;
-    measured
+    measure(TemporaryFolder::new("farandole-read-rate")?.path(), megabytes, record_bytes)
 }
 
 fn measure(folder: &Path, megabytes: usize, record_bytes: usize) -> Outcome<()> {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use farandole_storage::{Storage, StorageOptions, open};
+use farandole_trace::TemporaryFolder;
 
 const PIECE_BYTES: usize = 4 << 20;
 
@@ -22,7 +23,8 @@ fn main() -> Result<(), Failure> {
     let (bytes, threads, rounds) = (number(0, 512) << 20, number(1, 4).max(1), number(2, 5).max(1));
     let address = serve(bytes)?;
     let url = format!("http://{address}/object");
-    let folder = std::env::temp_dir().join(format!("storage-bench-{}", std::process::id()));
+    let temporary = TemporaryFolder::new("storage-bench")?;
+    let folder = temporary.path().join("cache");
     let mut plain = StorageOptions::default();
     plain.cache.memory_bytes = 0;
     let mut cached = plain.clone();
@@ -37,7 +39,6 @@ fn main() -> Result<(), Failure> {
             seconds[way].push(time(bytes, threads, || Ok((Arc::clone(&storage), path.clone())))?);
         }
     }
-    let _ = std::fs::remove_dir_all(&folder);
     let mut out = std::io::stdout().lock();
     let median = |times: &mut Vec<f64>| {
         times.sort_by(f64::total_cmp);

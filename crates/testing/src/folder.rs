@@ -1,23 +1,21 @@
 //! A temporary folder that goes away with its test.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An empty folder of a test's own. It is removed when this is dropped, also when the test fails.
 #[derive(Debug)]
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes a folder. Its name has the process and a number, so that no two tests share one.
+    /// Makes a folder with a random name. A name that exists, which another user may have made, is an error.
     #[expect(clippy::new_without_default, reason = "a default value should not touch the disk")]
     pub fn new() -> Folder {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("farandole-test-{}-{number}", std::process::id()));
-        // A process with the same number may have been killed.
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
+        let random = RandomState::new().build_hasher().finish() as u32;
+        let path = std::env::temp_dir().join(format!("farandole-test-{}-{random:08x}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
         Folder(path)
     }
 

@@ -28,11 +28,10 @@ pub(crate) mod task;
 use std::cell::RefCell;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
+use farandole_trace::TemporaryFolder;
 
 use args::BenchArgs;
 use busy::Busy;
@@ -46,7 +45,7 @@ use task::{DevicePlane, On, Recording, Task};
 /// Runs the whole benchmark. Fails if a contestant breaks or farandole's results are wrong.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     args.check()?;
-    let directory = RunDirectory::create()?;
+    let directory = TemporaryFolder::new("farandole-bench").context("making a directory for sockets")?;
     let mut entrants = start_all(args, &directory)?;
     let (limit, rates) = bound(args)?.unzip();
     let entry = |entrant: &dyn Entrant| Entry {
@@ -109,7 +108,7 @@ fn measure_row(entrants: &mut [Box<dyn Entrant>], task: &Task, args: &BenchArgs)
     Ok(Row { bytes: task.bytes, showings, limit })
 }
 
-fn start_all(args: &BenchArgs, directory: &RunDirectory) -> Result<Vec<Box<dyn Entrant>>> {
+fn start_all(args: &BenchArgs, directory: &TemporaryFolder) -> Result<Vec<Box<dyn Entrant>>> {
     let mut entrants: Vec<Box<dyn Entrant>> = Vec::new();
     let placement = args.placement()?;
     let ranks = args.ranks;
@@ -159,33 +158,5 @@ fn write_json(args: &BenchArgs, report: &Report) -> Result<()> {
         io::stdout().write_all(text.as_bytes()).context("writing the result to standard output")
     } else {
         fs::write(file, text).with_context(|| format!("writing {}", file.display()))
-    }
-}
-
-/// A directory for the sockets of this run that only this user can enter. It goes when the run ends.
-struct RunDirectory(PathBuf);
-
-impl RunDirectory {
-    fn create() -> Result<RunDirectory> {
-        let parent = std::env::temp_dir();
-        for attempt in 0..100 {
-            let path = parent.join(format!("farandole-bench-{}-{attempt}", std::process::id()));
-            match fs::DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(RunDirectory(path)),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error).with_context(|| format!("creating {}", path.display())),
-            }
-        }
-        bail!("no free name for a directory in {}", parent.display())
-    }
-
-    fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for RunDirectory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }

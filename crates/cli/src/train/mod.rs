@@ -11,13 +11,14 @@ mod rank;
 mod verdict;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, Command};
 use farandole_cluster::launch::{JobSpec, Prefix};
+use farandole_trace::TemporaryFolder;
 use farandole_train::progress::MAILBOX;
 
 pub(crate) use args::TrainArgs;
@@ -63,10 +64,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     if !launch.grace_is_given() {
         spec.grace = GRACE;
     }
-    let folder = Folder::new()?;
-    let traces = traces(&mut spec, launch.trace(), &folder, local);
+    let folder = TemporaryFolder::new("farandole-train").context("making a folder for this run")?;
+    let traces = traces(&mut spec, launch.trace(), folder.path(), local);
     // Rank 0 is on the first host, and a mailbox is for those who are on the same.
-    let bar = spec.placement.is_local(0).then(|| Bar::open(&folder.0.join("news"))).flatten();
+    let bar = spec.placement.is_local(0).then(|| Bar::open(&folder.path().join("news"))).flatten();
     if let Some(bar) = &bar {
         spec.set.push((MAILBOX.to_owned(), bar.mailbox().into()));
         spec.output.drawer = Some(bar.drawer());
@@ -81,34 +82,16 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
 
 /// Where the traces of this run will be: where the user wants them, or in a folder that goes away. Traces of other
 /// hosts cannot be had without the user's folder.
-fn traces(spec: &mut JobSpec, wanted: Option<&std::path::Path>, folder: &Folder, local: bool) -> Option<PathBuf> {
+fn traces(spec: &mut JobSpec, wanted: Option<&Path>, folder: &Path, local: bool) -> Option<PathBuf> {
     let from_environment = farandole_settings::TRACE.in_environment().map(PathBuf::from);
     match (wanted, from_environment) {
         (Some(wanted), _) => Some(wanted.to_owned()),
         (None, Some(set)) => Some(set),
         (None, None) if local => {
-            let traces = folder.0.join("traces");
+            let traces = folder.join("traces");
             spec.set.push((farandole_settings::TRACE.name.to_owned(), traces.clone().into()));
             Some(traces)
         }
         (None, None) => None,
-    }
-}
-
-/// A folder that goes away when the run is over.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Result<Folder> {
-        let path = std::env::temp_dir().join(format!("farandole-train-{}", std::process::id()));
-        std::fs::create_dir_all(&path).with_context(|| format!("making the folder {}", path.display()))?;
-        Ok(Folder(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // What is left in a folder for temporary files is taken care of by others.
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -3,6 +3,7 @@
 //! Nobody waits for a time here. The rank that is late goes on when it has been told, and one that is stopped is woken
 //! by whoever is told.
 
+use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -71,7 +72,8 @@ pub(crate) fn stop(stopped: usize) {
     let mut pids = [0; 2];
     pids[world.rank()] = getpid().as_raw_nonzero().get();
     world.allreduce(&mut pids, ReduceOp::Sum).expect("ranks reduce");
-    let (pid, may_go_on) = (pids[stopped], std::env::temp_dir().join(format!("farandole-stopped-{}", pids[stopped])));
+    let pid = pids[stopped];
+    let may_go_on = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stopped-{pid}"));
     if world.rank() == stopped {
         kill_process(getpid(), Signal::STOP).expect("a process can stop itself");
         // The signal stops all threads, but this one may get a little further first.

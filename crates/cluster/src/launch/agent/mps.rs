@@ -13,14 +13,14 @@
 //! **Invariant:** the daemon gets no signal while ranks live, so that they can end in their own way. Its folder goes
 //! away with it.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use farandole_trace::TemporaryFolder;
 use farandole_transport::Countdown;
 use rustix::process::{Pid, Signal};
 
@@ -38,6 +38,9 @@ const QUIT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Longest path of a folder in which sockets can be made: the kernel's limit of 108 bytes, less their names.
 const MOST_FOLDER_BYTES: usize = 80;
+
+/// Bytes of the folder's name, with the slash before it.
+const MOST_NAME_BYTES: usize = 24;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -154,52 +157,36 @@ impl MpsDaemon {
     }
 }
 
-/// A folder that only this user can look into, with one for pipes and one for logs. It goes away when this is dropped.
+/// A private folder, with one for pipes and one for logs. It is removed when this is dropped.
 #[derive(Debug)]
-struct MpsFolder(PathBuf);
+struct MpsFolder(TemporaryFolder);
 
 impl MpsFolder {
     fn new() -> io::Result<MpsFolder> {
         let temporary = std::env::temp_dir();
-        let name = format!("farandole-mps-{}-{:08x}", std::process::id(), random()?);
-        let too_long = temporary.as_os_str().len() + name.len() > MOST_FOLDER_BYTES;
+        let too_long = temporary.as_os_str().len() + MOST_NAME_BYTES > MOST_FOLDER_BYTES;
         let place = if too_long { Path::new("/tmp") } else { temporary.as_path() };
-        let path = place.join(name);
-        // An existing folder is an error: somebody else might have made it.
-        DirBuilder::new().mode(0o700).create(&path)?;
-        let folder = MpsFolder(path);
+        let folder = MpsFolder(TemporaryFolder::new_in(place, "farandole-mps")?);
         fs::create_dir(folder.pipes())?;
         fs::create_dir(folder.logs())?;
         Ok(folder)
     }
 
     fn pipes(&self) -> PathBuf {
-        self.0.join("pipes")
+        self.0.path().join("pipes")
     }
 
     fn logs(&self) -> PathBuf {
-        self.0.join("logs")
+        self.0.path().join("logs")
     }
 
     fn output(&self) -> PathBuf {
-        self.0.join("output")
+        self.0.path().join("output")
     }
 
     fn variables(&self) -> [(&'static str, PathBuf); 2] {
         [(PIPES, self.pipes()), (LOGS, self.logs())]
     }
-}
-
-impl Drop for MpsFolder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn random() -> io::Result<u32> {
-    let mut bytes = [0; 4];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    Ok(u32::from_ne_bytes(bytes))
 }
 
 /// Says what becomes of a daemon that the user has started.
