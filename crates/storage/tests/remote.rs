@@ -3,13 +3,16 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod harness;
+#[path = "harness/proxy.rs"]
+mod proxy;
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farandole_storage::{Storage, StorageError, StorageErrorKind, StorageOptions, open};
+use farandole_storage::{Storage, StorageError, StorageErrorKind, StorageOptions, StorageVariables, open};
 use harness::{Fault, Manner, SECRET, Server, TOKEN, pattern, quick};
+use proxy::Proxy;
 
 /// What the role program reads.
 const ROLE_URL: &str = "FARANDOLE_TEST_STORAGE_URL";
@@ -373,10 +376,73 @@ fn connections_are_used_again_and_no_more_are_open_than_allowed() {
 #[ignore = "role program: other tests start it"]
 fn reader() {
     let url = std::env::var(ROLE_URL).expect("another test starts this one, with its task in the environment");
-    let (storage, path) = open_at(&url, &quick());
+    let options = StorageOptions { variables: StorageVariables::of_this_process(), ..quick() };
+    let (storage, path) = open_at(&url, &options);
     match storage.size(&path).and_then(|bytes| read(&*storage, &path, 0, bytes as usize)) {
         Ok(bytes) => eprintln!("read {}", blake3::hash(&bytes).to_hex()),
         Err(error) => eprintln!("failed: {error}"),
+    }
+}
+
+/// What [`reader`] says. Certificates and proxies are those of a process, so another process reads.
+fn read_elsewhere(url: &str, variables: &[(&str, &str)]) -> String {
+    let mut reader = std::process::Command::new(std::env::current_exe().unwrap());
+    reader.args(["--ignored", "--exact", "reader", "--nocapture"]).env(ROLE_URL, url).env_remove("SSL_CERT_DIR");
+    for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"] {
+        reader.env_remove(name).env_remove(name.to_lowercase());
+    }
+    reader.envs(variables.iter().copied());
+    let output = farandole_testing::finish(&mut reader, Duration::from_secs(60));
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn proxies_get_credentials_and_tls_and_are_never_passed_by() {
+    let server = Server::start(Manner::Web);
+    let object = pattern(300_000);
+    server.put("object", &object);
+    let port = harness::tls::in_front_of(&server.address);
+    let (_, plain_port) = server.address.rsplit_once(':').unwrap();
+    let (plain, with_tls) = (Proxy::start(), Proxy::start_with_tls());
+    let expected = format!("read {}", blake3::hash(&object).to_hex());
+    let through = |url: &str, proxy: &str| {
+        read_elsewhere(url, &[("ALL_PROXY", proxy), ("SSL_CERT_FILE", harness::tls::AUTHORITY)])
+    };
+    // The name far.example has no address here: only the proxy reaches it.
+    let http = format!("http://far.example:{plain_port}/object");
+    let https = format!("https://localhost:{port}/object");
+    for (proxy, scheme) in [(&plain, "http"), (&with_tls, "https")] {
+        let address = format!("{scheme}://me:pass@localhost:{}", proxy.port);
+        for url in [&http, &https] {
+            let said = through(url, &address);
+            assert!(said.contains(&expected), "{url} by {address}: {said}");
+        }
+        let requests = proxy.requests();
+        assert!(requests.iter().any(|request| request.starts_with(&format!("GET {http} "))), "{requests:?}");
+        assert!(
+            requests.iter().any(|request| *request == format!("CONNECT localhost:{port} HTTP/1.1")),
+            "{requests:?}"
+        );
+    }
+    // No origin server was given the credentials of the proxy.
+    assert!(server.asked().iter().all(|asked| !asked.headers.contains_key("proxy-authorization")));
+    // Without credentials, and with proxies that cannot be used, no request arrives.
+    let asked = server.asked().len();
+    let near = format!("http://{}/object", server.address);
+    for url in [&near, &https] {
+        let said = through(url, &format!("localhost:{}", plain.port));
+        assert!(said.contains(&format!("the proxy localhost:{} does not let us through", plain.port)), "{said}");
+        assert!(said.contains("407"), "{said}");
+        let said = through(url, "socks5://me:pass@localhost:9");
+        assert!(said.contains("ALL_PROXY: SOCKS proxies are not supported") && !said.contains("pass@"), "{said}");
+        let said = through(url, &format!("https://127.0.0.1:{}", with_tls.port));
+        assert!(said.contains("no TLS with 127.0.0.1"), "{said}");
+    }
+    assert_eq!(server.asked().len(), asked);
+    // An exception by network.
+    for proxy in ["localhost:9", "socks5://localhost:9"] {
+        let said = read_elsewhere(&near, &[("ALL_PROXY", proxy), ("NO_PROXY", "10.0.0.0/8,127.0.0.0/8")]);
+        assert!(said.contains(&expected), "{said}");
     }
 }
 
@@ -386,14 +452,8 @@ fn certificates_are_checked_against_the_authorities_of_the_environment() {
     let object = pattern(300_000);
     server.put("object", &object);
     let port = harness::tls::in_front_of(&server.address);
-    // The authorities are those of a process, so another process reads.
     let read_as = |host: &str, authority: &str| {
-        let mut reader = std::process::Command::new(std::env::current_exe().unwrap());
-        reader.args(["--ignored", "--exact", "reader", "--nocapture"]);
-        reader.env(ROLE_URL, format!("https://{host}:{port}/object"));
-        reader.env("SSL_CERT_FILE", authority).env_remove("SSL_CERT_DIR");
-        let output = farandole_testing::finish(&mut reader, Duration::from_secs(60));
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        read_elsewhere(&format!("https://{host}:{port}/object"), &[("SSL_CERT_FILE", authority)])
     };
     let said = read_as("localhost", harness::tls::AUTHORITY);
     assert!(said.contains(&format!("read {}", blake3::hash(&object).to_hex())), "{said}");

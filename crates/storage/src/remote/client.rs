@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::header::{HOST, HeaderValue, LOCATION, RANGE, USER_AGENT};
+use http::header::{HOST, HeaderValue, LOCATION, PROXY_AUTHORIZATION, RANGE, USER_AGENT};
 use http::{Method, StatusCode, Uri};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::{Builder, SendRequest};
@@ -31,7 +31,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, timeout};
 
 use super::super::counters::{Count, StorageCounters};
-use super::connect::{Dialer, is_metadata};
+use super::connect::{Dialer, Reader, is_metadata};
 use super::trouble::{Refusal, Trouble};
 
 /// Stores close connections that are idle for some 20 seconds; younger ones are mostly still open.
@@ -75,7 +75,7 @@ struct Shared {
 
 struct Idle {
     sender: SendRequest<HttpRequestBody>,
-    is_proxied: bool,
+    reader: Reader,
     since: Instant,
 }
 
@@ -126,6 +126,11 @@ impl Shared {
                     continue;
                 }
             }
+            if status == StatusCode::PROXY_AUTHENTICATION_REQUIRED
+                && let Some(trouble) = self.parts.dialer.refused_by_proxy(request.uri())
+            {
+                return Err(trouble);
+            }
             return Err(self.refusal(response, is_metadata).await);
         }
         Err(Trouble::Broken(format!("the server redirects more than {MAX_REDIRECTS} times")))
@@ -144,9 +149,9 @@ impl Shared {
             if !matches!(timeout(MAX_IDLE, idle.sender.ready()).await, Ok(Ok(()))) {
                 continue;
             }
-            let ask = prepare(request, idle.is_proxied)?;
+            let ask = prepare(request, &idle.reader)?;
             match timeout(self.parts.silence_timeout, idle.sender.send_request(ask)).await {
-                Ok(Ok(response)) => return Ok(self.wrap(response, place, idle.sender, idle.is_proxied, permit)),
+                Ok(Ok(response)) => return Ok(self.wrap(response, place, idle.sender, idle.reader, permit)),
                 // Closed by the server while it was idle, or with a request under way that it never looked at.
                 Ok(Err(error)) if error.is_canceled() || error.is_closed() || error.is_incomplete_message() => {}
                 Ok(Err(error)) => return Err(broken(&error)),
@@ -154,14 +159,14 @@ impl Shared {
             }
         }
         let connection = self.parts.dialer.dial(uri).await?;
-        let is_proxied = connection.is_proxied;
+        let reader = connection.reader;
         let (mut sender, driver) =
             Builder::new().handshake(TokioIo::new(connection.wire)).await.map_err(|error| broken(&error))?;
         // Ends with the connection; its error is also that of the request.
         tokio::spawn(driver);
-        let ask = prepare(request, is_proxied)?;
+        let ask = prepare(request, &reader)?;
         match timeout(self.parts.silence_timeout, sender.send_request(ask)).await {
-            Ok(Ok(response)) => Ok(self.wrap(response, place, sender, is_proxied, permit)),
+            Ok(Ok(response)) => Ok(self.wrap(response, place, sender, reader, permit)),
             Ok(Err(error)) => Err(broken(&error)),
             Err(_) => Err(Trouble::Silent(self.parts.silence_timeout)),
         }
@@ -179,11 +184,11 @@ impl Shared {
         response: http::Response<Incoming>,
         place: String,
         sender: SendRequest<HttpRequestBody>,
-        is_proxied: bool,
+        reader: Reader,
         permit: OwnedSemaphorePermit,
     ) -> HttpResponse {
         let silence = self.parts.silence_timeout;
-        let held = Held { shared: Arc::clone(self), place, sender, is_proxied, _permit: permit };
+        let held = Held { shared: Arc::clone(self), place, sender, reader, _permit: permit };
         let (parts, body) = response.into_parts();
         let timer = Box::pin(tokio::time::sleep(silence));
         let mut answer = Answer { body, silence, timer, held: Some(held) };
@@ -221,7 +226,7 @@ struct Held {
     shared: Arc<Shared>,
     place: String,
     sender: SendRequest<HttpRequestBody>,
-    is_proxied: bool,
+    reader: Reader,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -231,9 +236,9 @@ impl Answer {
         if !self.body.is_end_stream() {
             return;
         }
-        if let Some(Held { shared, place, sender, is_proxied, .. }) = self.held.take() {
+        if let Some(Held { shared, place, sender, reader, .. }) = self.held.take() {
             let mut idle = shared.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            idle.entry(place).or_default().push(Idle { sender, is_proxied, since: Instant::now() });
+            idle.entry(place).or_default().push(Idle { sender, reader, since: Instant::now() });
         }
     }
 }
@@ -284,8 +289,9 @@ impl std::fmt::Debug for Idle {
     }
 }
 
-/// A request as it is written on a connection: to a server with the path alone, to a proxy with the whole URL.
-fn prepare(request: &HttpRequest, is_proxied: bool) -> Result<HttpRequest, Trouble> {
+/// A request as it is written on a connection: to a server with the path alone, to a proxy with the whole URL and the
+/// proxy's own credentials.
+fn prepare(request: &HttpRequest, reader: &Reader) -> Result<HttpRequest, Trouble> {
     let mut ask = request.clone();
     let uri = request.uri();
     let host = uri.authority().map(|authority| authority.as_str().rsplit('@').next().unwrap_or_default());
@@ -293,9 +299,17 @@ fn prepare(request: &HttpRequest, is_proxied: bool) -> Result<HttpRequest, Troub
     let host = host.ok_or_else(|| Trouble::Broken("a request without a host".to_owned()))?;
     ask.headers_mut().entry(HOST).or_insert(host);
     ask.headers_mut().entry(USER_AGENT).or_insert(HeaderValue::from_static("farandole"));
-    if !is_proxied {
-        let path = uri.path_and_query().map_or("/", |path| path.as_str());
-        *ask.uri_mut() = path.parse().map_err(|error| Trouble::Broken(format!("a request without a path: {error}")))?;
+    match reader {
+        Reader::Server => {
+            let path = uri.path_and_query().map_or("/", |path| path.as_str());
+            let path = path.parse().map_err(|error| Trouble::Broken(format!("a request without a path: {error}")))?;
+            *ask.uri_mut() = path;
+        }
+        Reader::Proxy(proxy) => {
+            if let Some(authorization) = &proxy.authorization {
+                ask.headers_mut().insert(PROXY_AUTHORIZATION, authorization.clone());
+            }
+        }
     }
     Ok(ask)
 }
@@ -326,6 +340,7 @@ fn failed(trouble: Trouble) -> HttpError {
 
 #[cfg(test)]
 mod tests {
+    use super::super::proxies::Proxy;
     use super::*;
 
     #[test]
@@ -342,9 +357,14 @@ mod tests {
     #[test]
     fn servers_get_paths_and_proxies_get_urls() {
         let request = http::Request::get("http://host:8/a%20b?c").body(HttpRequestBody::empty()).unwrap();
-        let direct = prepare(&request, false).unwrap();
+        let direct = prepare(&request, &Reader::Server).unwrap();
         assert_eq!(direct.uri().to_string(), "/a%20b?c");
         assert_eq!(direct.headers()[HOST], "host:8");
-        assert_eq!(prepare(&request, true).unwrap().uri(), request.uri());
+        assert!(!direct.headers().contains_key(PROXY_AUTHORIZATION));
+        let authorization = Some(HeaderValue::from_static("Basic eA=="));
+        let proxy = Proxy { host: "proxy".to_owned(), port: 1, is_tls: false, authorization };
+        let proxied = prepare(&request, &Reader::Proxy(proxy)).unwrap();
+        assert_eq!(proxied.uri(), request.uri());
+        assert_eq!(proxied.headers()[PROXY_AUTHORIZATION], "Basic eA==");
     }
 }

@@ -63,7 +63,9 @@ fn explain_trouble(trouble: &Trouble, place: &Place) -> (StorageErrorKind, Strin
             StorageErrorKind::Failed,
             format!("{trouble}; it is set by HTTPS_PROXY, HTTP_PROXY or ALL_PROXY, and NO_PROXY names exceptions"),
         ),
-        Trouble::Broken(_) | Trouble::NoRanges => (StorageErrorKind::Failed, trouble.to_string()),
+        Trouble::ProxySetting(_) | Trouble::Broken(_) | Trouble::NoRanges => {
+            (StorageErrorKind::Failed, trouble.to_string())
+        }
     }
 }
 

@@ -32,6 +32,7 @@ mod parts;
 mod patience;
 mod place;
 mod profile;
+mod proxies;
 mod trouble;
 
 use std::collections::HashMap;

@@ -26,6 +26,8 @@ pub(super) enum Trouble {
     Tls(String),
     /// A proxy does not let us through.
     Proxy { proxy: String, cause: String, again: bool },
+    /// A variable names a proxy that cannot be used.
+    ProxySetting(String),
     /// Nothing arrived for so long.
     Silent(Duration),
     /// A connection broke within a request.
@@ -74,7 +76,7 @@ impl Trouble {
             Trouble::NoAddress(_) | Trouble::Connect(_) | Trouble::Silent(_) | Trouble::Broken(_) => true,
             Trouble::Proxy { again, .. } => *again,
             Trouble::Refused(refusal) => refusal.may_pass(),
-            Trouble::Tls(_) | Trouble::NoCredentials(_) | Trouble::NoRanges => false,
+            Trouble::Tls(_) | Trouble::ProxySetting(_) | Trouble::NoCredentials(_) | Trouble::NoRanges => false,
         }
     }
 }
@@ -128,6 +130,7 @@ impl fmt::Display for Trouble {
             Trouble::Connect(cause) => write!(f, "no connection to {cause}"),
             Trouble::Tls(cause) => write!(f, "no TLS with {cause}"),
             Trouble::Proxy { proxy, cause, .. } => write!(f, "the proxy {proxy} does not let us through: {cause}"),
+            Trouble::ProxySetting(cause) => f.write_str(cause),
             Trouble::Silent(limit) => write!(f, "the server was silent for {} seconds", limit.as_secs_f32()),
             Trouble::Broken(cause) => write!(f, "the connection broke: {cause}"),
             Trouble::NoCredentials(cause) => write!(f, "no credentials were found; {cause}"),

@@ -13,13 +13,18 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 /// The authority's certificate.
 pub(crate) const AUTHORITY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../storage/tests/tls/authority.pem");
 
-/// Listens with TLS for a server of the tests. Returns the port.
-pub(crate) fn in_front_of(address: &str) -> u16 {
+/// A server with the certificate of `localhost`.
+pub(crate) fn server_config() -> Arc<ServerConfig> {
     let provider = Arc::new(rustls_graviola::default_provider());
     let certificate = CertificateDer::from_pem_slice(include_bytes!("../tls/server.pem")).unwrap();
     let key = PrivateKeyDer::from_pem_slice(include_bytes!("../tls/server.key")).unwrap();
     let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    let config = Arc::new(config.with_no_client_auth().with_single_cert(vec![certificate], key).unwrap());
+    Arc::new(config.with_no_client_auth().with_single_cert(vec![certificate], key).unwrap())
+}
+
+/// Listens with TLS for a server of the tests. Returns the port.
+pub(crate) fn in_front_of(address: &str) -> u16 {
+    let config = server_config();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let address = address.to_owned();
