@@ -1,8 +1,8 @@
 //! As much of HTTP as a page of metrics needs: one request on a connection, one answer, and the end.
 //!
-//! Of a request the first line is understood, and that only when all its headers have come; more than [`MOST_BYTES`] or
-//! longer than [`PATIENCE`] is nobody's request. Whatever comes, the answer is an answer of HTTP or a closed
-//! connection.
+//! Only the first line of a request is parsed, after all headers have arrived. A head of more than [`MOST_BYTES`] gets
+//! status 431, one that takes longer than [`PATIENCE`] status 408. Any input leads to an HTTP answer or a closed
+//! connection. How many connections are served at once is bounded by `endpoint`.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -34,23 +34,25 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// Answers the request of one visitor with `page`, if that is what it wants.
+/// Answers the request of one visitor with `page`, if that is its target.
 pub(super) fn answer(mut stream: TcpStream, page: impl FnOnce() -> String) {
     let answer = match read_request(&mut stream) {
         Ok(request) => respond(&request, page),
         Err(Refusal::Silent) => return,
-        Err(Refusal::TooLong) => text("431 Request Header Fields Too Large", "", "the request is too long\n"),
-        Err(Refusal::TooSlow) => text("408 Request Timeout", "", "the request took too long\n"),
+        Err(Refusal::TooLong) => {
+            Answer::text("431 Request Header Fields Too Large", "the request is too long\n").whole()
+        }
+        Err(Refusal::TooSlow) => Answer::text("408 Request Timeout", "the request took too long\n").whole(),
     };
     let _ = write_within(&mut stream, answer.as_bytes(), PATIENCE, TcpStream::set_write_timeout);
-    // What was not read would turn the end of the connection into a reset, which takes the answer back.
+    // Unread input would turn the end of the connection into a reset, which discards the answer.
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
     let _ = stream.read(&mut [0; MOST_BYTES]);
 }
 
 enum Refusal {
-    /// It said nothing.
+    /// It sent nothing.
     Silent,
     TooLong,
     TooSlow,
@@ -85,39 +87,64 @@ fn read_request(stream: &mut TcpStream) -> Result<Vec<u8>, Refusal> {
     }
 }
 
-/// The answer to a request.
+/// The answer to a request, as it is written.
 fn respond(request: &[u8], page: impl FnOnce() -> String) -> String {
     let line = request.split(|byte| matches!(byte, b'\r' | b'\n')).next().and_then(|line| str::from_utf8(line).ok());
     let words: Vec<&str> = line.map_or(Vec::new(), |line| line.split(' ').collect());
     let [method, target, version] = words[..] else {
-        return text("400 Bad Request", "", "this is no request of HTTP\n");
+        return Answer::text("400 Bad Request", "not an HTTP request\n").whole();
     };
     if !version.starts_with("HTTP/1.") {
-        return text("400 Bad Request", "", "this is no request of HTTP/1.1\n");
+        return Answer::text("400 Bad Request", "only HTTP/1.1 is supported\n").whole();
     }
     let path = target.split(['?', '#']).next().unwrap_or_default();
-    match (method, path) {
-        ("GET", "/metrics") => with_type("200 OK", "", super::metrics::CONTENT_TYPE, &page()),
-        ("HEAD", "/metrics") => {
-            let whole = with_type("200 OK", "", super::metrics::CONTENT_TYPE, &page());
-            whole.split_inclusive("\r\n\r\n").next().unwrap_or_default().to_owned()
+    let answer = match (method, path) {
+        ("GET" | "HEAD", "/metrics") => {
+            Answer { content_type: super::metrics::CONTENT_TYPE, ..Answer::of("200 OK", page()) }
         }
-        ("GET" | "HEAD", "/") => text("200 OK", "", "metrics of a job of farandole are at /metrics\n"),
-        ("GET" | "HEAD", _) => text("404 Not FoundJob", "", "there is only /metrics here\n"),
-        _ => text("405 Method Not Allowed", "Allow: GET, HEAD\r\n", "metrics can only be read\n"),
+        ("GET" | "HEAD", "/") => Answer::text("200 OK", "metrics of a job of farandole are at /metrics\n"),
+        ("GET" | "HEAD", _) => Answer::text("404 Not Found", "there is only /metrics here\n"),
+        _ => Answer {
+            headers: "Allow: GET, HEAD\r\n",
+            ..Answer::text("405 Method Not Allowed", "metrics can only be read\n")
+        },
+    };
+    // A body after the answer to HEAD would be taken for the next answer (RFC 9110, 9.3.2).
+    if method == "HEAD" { answer.head() } else { answer.whole() }
+}
+
+/// An answer before it is written.
+struct Answer {
+    /// Code and reason.
+    status: &'static str,
+    /// Headers beside the usual ones, each with its line ending.
+    headers: &'static str,
+    content_type: &'static str,
+    body: String,
+}
+
+impl Answer {
+    fn of(status: &'static str, body: String) -> Answer {
+        Answer { status, headers: "", content_type: "text/plain; charset=utf-8", body }
     }
-}
 
-fn text(status: &str, headers: &str, body: &str) -> String {
-    with_type(status, headers, "text/plain; charset=utf-8", body)
-}
+    fn text(status: &'static str, body: &str) -> Answer {
+        Answer::of(status, body.to_owned())
+    }
 
-fn with_type(status: &str, headers: &str, content_type: &str, body: &str) -> String {
-    format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nCache-Control: no-store\r\n\
-         X-Content-Type-Options: nosniff\r\n{headers}Connection: close\r\n\r\n{body}",
-        body.len()
-    )
+    /// Status line and headers, with the length of the body that is left out.
+    fn head(&self) -> String {
+        let Answer { status, headers, content_type, body } = self;
+        format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nCache-Control: no-store\r\n\
+             X-Content-Type-Options: nosniff\r\n{headers}Connection: close\r\n\r\n",
+            body.len()
+        )
+    }
+
+    fn whole(&self) -> String {
+        self.head() + &self.body
+    }
 }
 
 /// Writes all bytes, or gives up after a time, however little by little they are taken.
@@ -180,10 +207,28 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_says_how_long_it_is_and_a_head_has_no_body() {
-        let whole = respond(b"GET /metrics HTTP/1.1\r\n\r\n", || "page\n".to_owned());
-        assert!(whole.contains("Content-Length: 5\r\n") && whole.ends_with("\r\n\r\npage\n"), "{whole}");
-        let head = respond(b"HEAD /metrics HTTP/1.1\r\n\r\n", || "page\n".to_owned());
-        assert!(head.contains("Content-Length: 5\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+    fn answers_to_head_have_the_headers_of_get_and_no_body() {
+        let answer = |method: &str, path: &str| {
+            respond(format!("{method} {path} HTTP/1.1\r\n\r\n").as_bytes(), || "page\n".to_owned())
+        };
+        assert!(answer("GET", "/metrics").contains("Content-Length: 5\r\n"));
+        for path in ["/metrics", "/", "/none"] {
+            let (get, head) = (answer("GET", path), answer("HEAD", path));
+            let (headers, body) = get.split_once("\r\n\r\n").unwrap();
+            assert!(!body.is_empty(), "{get}");
+            assert_eq!(head, format!("{headers}\r\n\r\n"));
+        }
+    }
+
+    #[test]
+    fn reasons_are_those_of_the_standard() {
+        let reason = |request: &str| {
+            let answer = respond(request.as_bytes(), String::new);
+            answer.lines().next().unwrap().to_owned()
+        };
+        assert_eq!(reason("GET /none HTTP/1.1\r\n\r\n"), "HTTP/1.1 404 Not Found");
+        assert_eq!(reason("PUT /metrics HTTP/1.1\r\n\r\n"), "HTTP/1.1 405 Method Not Allowed");
+        assert_eq!(reason("none"), "HTTP/1.1 400 Bad Request");
+        assert_eq!(reason("HEAD / HTTP/1.0\r\n\r\n"), "HTTP/1.1 200 OK");
     }
 }
