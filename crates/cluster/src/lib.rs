@@ -33,6 +33,7 @@ mod mailbox;
 pub mod membership;
 mod peer_listener;
 pub mod rendezvous;
+mod strangers;
 pub mod streaming;
 
 #[cfg(test)]

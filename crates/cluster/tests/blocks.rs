@@ -123,8 +123,8 @@ fn strangers_and_other_jobs_get_nothing() {
     }
 }
 
-#[test]
-fn garbage_on_the_socket_ends_that_connection_alone() {
+/// Rank 0 of this host, which answers, rank 1 of another one, and the TCP address of rank 0.
+fn pair_over_tcp() -> (BlockExchange, BlockExchange, SocketAddr) {
     let reserved = listener("here");
     let contacts = vec![contact("here", &reserved), contact("there", &listener("there"))];
     // The address is the last text of a contact.
@@ -132,7 +132,20 @@ fn garbage_on_the_socket_ends_that_connection_alone() {
     let address: SocketAddr = text[text.find("127.0.0.1:").unwrap()..].parse().unwrap();
     let answering = BlockExchange::new(peer(0), reserved, contacts.clone());
     answering.serve(blocks()).unwrap();
-    let asking = BlockExchange::new(peer(1), listener("there"), contacts);
+    (answering, BlockExchange::new(peer(1), listener("there"), contacts), address)
+}
+
+#[test]
+fn silent_strangers_do_not_keep_out_a_rank() {
+    let (_answering, asking, address) = pair_over_tcp();
+    // More than the server has connections for. They are accepted before the rank, which connects last.
+    let _crowd: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+    assert_eq!(asking.ask(0, b"9", 9, DEADLINE).unwrap().unwrap().block, pattern(9));
+}
+
+#[test]
+fn garbage_on_the_socket_ends_that_connection_alone() {
+    let (_answering, asking, address) = pair_over_tcp();
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], &[0xff; 100_000]] {
         let mut stream = TcpStream::connect(address).unwrap();
         // The other side may close it before everything is written.

@@ -12,6 +12,7 @@ use super::{Attempt, HostProbe};
 use crate::channel::{Channel, ChannelFault, ChannelPurpose};
 use crate::error::{Error, Result};
 use crate::launch::socket::Socket;
+use crate::strangers::Strangers;
 
 /// The time limit of one probe. A path across the world answers in a third of a second; a firewall that swallows
 /// packets never does.
@@ -19,9 +20,6 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A connection attempt needs some time, also when the countdown ends just now: zero is refused.
 const LEAST: Duration = Duration::from_millis(1);
-
-/// More than this many probes at once are not answered; each host probes an address once.
-const MOST_AT_ONCE: usize = 128;
 
 /// Answers probes of a host's addresses as long as it lives.
 #[derive(Debug)]
@@ -50,11 +48,11 @@ impl ProbeListener {
         let thread = std::thread::Builder::new()
             .name("farandole-probes".into())
             .spawn(move || {
-                let open = Arc::new(AtomicUsize::new(0));
+                let strangers = Strangers::default();
                 while !seen.load(Ordering::Acquire) {
                     for listener in &listeners {
                         while let Ok((stream, _)) = listener.accept() {
-                            answer(stream, host, &key, &open);
+                            answer(stream, host, &key, &strangers);
                         }
                     }
                     let _ = waiter.wait(Duration::from_secs(1));
@@ -80,13 +78,10 @@ impl Drop for ProbeListener {
     }
 }
 
-/// Answers one probe, on a thread of its own: the other side may be slow.
-fn answer(stream: TcpStream, host: u32, key: &Key, open: &Arc<AtomicUsize>) {
-    if open.fetch_add(1, Ordering::Relaxed) >= MOST_AT_ONCE {
-        open.fetch_sub(1, Ordering::Relaxed);
-        return;
-    }
-    let (key, theirs) = (key.clone(), Arc::clone(open));
+/// Answers one probe on its own thread, because the other side may be slow.
+fn answer(stream: TcpStream, host: u32, key: &Key, strangers: &Strangers) {
+    let Ok(stranger) = strangers.enter(&stream) else { return };
+    let key = key.clone();
     let answering = move || {
         let say_who = || -> io::Result<()> {
             stream.set_nonblocking(false)?;
@@ -94,13 +89,12 @@ fn answer(stream: TcpStream, host: u32, key: &Key, open: &Arc<AtomicUsize>) {
             let mut channel = Channel::accept(Socket::from_tcp(stream)?, &key, ChannelPurpose::Probe, &deadline)?;
             channel.send(&host.to_le_bytes(), &deadline)
         };
-        // A stranger, or a host that has given up: nobody misses the answer.
+        // A stranger, or a host that stopped waiting: the answer is not needed.
         let _ = say_who();
-        theirs.fetch_sub(1, Ordering::Relaxed);
+        drop(stranger);
     };
-    if std::thread::Builder::new().name("farandole-probe".into()).spawn(answering).is_err() {
-        open.fetch_sub(1, Ordering::Relaxed);
-    }
+    // Without a thread, the connection is closed.
+    let _ = std::thread::Builder::new().name("farandole-probe".into()).spawn(answering);
 }
 
 /// Runs all probes, many at once, and returns the results in the order of the probes.
@@ -156,6 +150,18 @@ fn probe_once(probe: &HostProbe, key: &Key) -> std::result::Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::strangers::MOST_STRANGERS;
+
+    #[test]
+    fn silent_strangers_do_not_keep_a_host_from_its_probe() {
+        let key = Key::random().unwrap();
+        let listener = ProbeListener::open(&["127.0.0.1".parse().unwrap()], 3, &key).unwrap();
+        let address = listener.addresses()[0];
+        // They are accepted before the probe, which connects last.
+        let _crowd: Vec<TcpStream> = (0..MOST_STRANGERS + 8).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let probe = HostProbe { host: 3, address };
+        assert_eq!(probe_once(&probe, &key), Ok(()));
+    }
 
     #[test]
     fn the_right_host_is_told_from_others() {
