@@ -4,15 +4,16 @@
 //! asked of the kernel as well: a process of the user that the name says, or it is passed over.
 
 use std::io::{self, Read};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use farandole_transport::Credentials;
+use farandole_transport::{Countdown, Credentials};
+use rustix::net::SocketAddrUnix;
 use rustix::process::{Uid, geteuid};
 
 use super::endpoint::PREFIX;
 use super::snapshot::Snapshot;
+use crate::strangers;
 
 /// A job that does not answer in this time is stopped, or its machine is very busy.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -64,10 +65,10 @@ fn names_in(list: &str) -> impl Iterator<Item = (u32, Uid, &str)> {
     })
 }
 
-/// Reads one endpoint. `None`: it has closed, or belongs to another user than its name says.
+/// Reads one endpoint. `None`: it has closed, accepts no connections, or belongs to another user than its name says.
 fn visit(pid: u32, uid: Uid, name: &str) -> Option<FoundJob> {
-    let address = SocketAddr::from_abstract_name(name).ok()?;
-    let mut stream = UnixStream::connect_addr(&address).ok()?;
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).ok()?;
+    let mut stream = UnixStream::from(strangers::connect(&address, &Countdown::new(PATIENCE)).ok()?);
     if !Credentials::of_peer(&stream).is_ok_and(|host| host.uid == uid.as_raw()) {
         return None;
     }
@@ -102,7 +103,8 @@ fn read_all(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
     use std::sync::Arc;
 
     use super::super::endpoint::LiveEndpoint;
@@ -120,6 +122,18 @@ mod tests {
                     0000000000000000: 00000003 00000000 00000000 0001 03 19\n";
         let found: Vec<(u32, u32)> = names_in(list).map(|(pid, uid, _)| (pid, uid.as_raw())).collect();
         assert_eq!(found, [(77, 1000), (78, 0)]);
+    }
+
+    /// Any user can take a name and fill the backlog of its socket.
+    #[test]
+    fn a_socket_that_accepts_no_connections_does_not_hang_the_search() {
+        let (uid, pid) = (geteuid(), std::process::id());
+        let name = format!("{PREFIX}{}-{pid}-9003", uid.as_raw());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _waiting = UnixStream::connect_addr(&address).unwrap();
+        assert!(visit(pid, uid, &name).is_none());
     }
 
     #[test]
