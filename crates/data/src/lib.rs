@@ -24,6 +24,7 @@ pub mod format;
 pub mod generated;
 mod geometry;
 pub mod image;
+pub mod limit;
 pub mod loader;
 pub mod records;
 mod resample;

@@ -31,6 +31,16 @@ pub const DATA_MEMORY_BYTES: Setting = Setting::does(
      request.",
 );
 
+/// `FARANDOLE_DATA_ITEM_BYTES`. 1 GiB: images of 100 megapixels decode to less than half of it.
+pub const DATA_ITEM_BYTES: Setting = Setting::does(
+    "FARANDOLE_DATA_ITEM_BYTES",
+    Reader::Ranks,
+    Kind::Bytes,
+    "1073741824",
+    "How much memory decoding one item of a file may take: a record, a page or an array. A file that needs more, or \
+     claims to, is refused.",
+);
+
 /// `FARANDOLE_DATA_PEERS`. Not off: it costs two sockets for each rank until a remote object is read.
 pub const DATA_PEERS: Setting = Setting::does(
     "FARANDOLE_DATA_PEERS",

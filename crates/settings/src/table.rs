@@ -2,7 +2,8 @@
 //! none of a user's business.
 
 use crate::data::{
-    DATA_CACHE, DATA_CACHE_BYTES, DATA_MEMORY_BYTES, DATA_PEERS, STORAGE_CONNECTIONS, STORAGE_TIMEOUT_SECONDS,
+    DATA_CACHE, DATA_CACHE_BYTES, DATA_ITEM_BYTES, DATA_MEMORY_BYTES, DATA_PEERS, STORAGE_CONNECTIONS,
+    STORAGE_TIMEOUT_SECONDS,
 };
 use crate::idle::{BUILD, DEVELOPMENT, LAUNCHED, UNUSED};
 use crate::{Kind, Reader, Section, Setting};
@@ -82,6 +83,7 @@ pub const SECTIONS: &[Section] = &[
             DATA_CACHE,
             DATA_CACHE_BYTES,
             DATA_MEMORY_BYTES,
+            DATA_ITEM_BYTES,
             DATA_PEERS,
             STORAGE_TIMEOUT_SECONDS,
             STORAGE_CONNECTIONS,

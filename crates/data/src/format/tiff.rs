@@ -25,6 +25,7 @@ use tiff::decoder::{Decoder, DecodingResult, Limits};
 use super::{FormatError, StoredFile};
 use crate::chance::{Chance, StreamPurpose};
 use crate::folder::draw::{NOTHING, drawn_evenly, drawn_for_tests, hash};
+use crate::limit::Limit;
 use crate::resample::{Grid, resample};
 use crate::sample::{ImageShape, Label, Sample, Split, Task, normalised};
 use crate::storage::{Object, Storage};
@@ -167,6 +168,7 @@ impl Patches {
         if config.side == 0 || !(0.0..1.0).contains(&config.test_share) {
             return Err(DataError("patches need a side, and a share for tests from 0 up to, but not, 1".to_owned()));
         }
+        Limit::check_setting()?;
         let files = storage.list(&within(path)).map_err(|error| DataError(error.to_string()))?;
         let mut said: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for file in files.iter().filter(|file| file.path.ends_with(LABELS)) {

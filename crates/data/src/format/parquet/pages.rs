@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use parquet::column::page::PageReader as _;
 use parquet::data_type::ByteArray;
 use parquet::errors::{ParquetError, Result};
-use parquet::file::reader::{FileReader as _, SerializedFileReader};
+use parquet::file::reader::SerializedFileReader;
 
-use super::column::ColumnCells;
+use super::column::{ColumnCells, checked_pages};
 use super::source::Source;
 
 /// Bytes of pages that are kept, at most: a few hundred pages as they are usually written.
@@ -57,14 +58,14 @@ impl PageCache {
         number: usize,
         group: usize,
         row: usize,
-        file: &SerializedFileReader<Source>,
+        (source, file): (&Source, &SerializedFileReader<Source>),
         column: usize,
     ) -> Result<Arc<Page>> {
         let known = self.lock().tables.get(&(number, group)).cloned();
         let table = match known {
             Some(table) => table,
             None => {
-                let table = Arc::new(first_rows(file, group, column)?);
+                let table = Arc::new(first_rows(source, file, group, column)?);
                 self.lock().tables.insert((number, group), Arc::clone(&table));
                 table
             }
@@ -77,10 +78,10 @@ impl PageCache {
         let (Some(first_row), Some(end)) = (table.get(page).copied(), table.get(page + 1).copied()) else {
             return Err(ParquetError::EOF(format!("row group {group} has no page with row {row}")));
         };
-        let mut cells = ColumnCells::new(file, group, column)?;
+        let mut cells = ColumnCells::new(source, file, group, column)?;
         cells.skip(first_row)?;
         let images = cells.images(end - first_row)?;
-        let bytes = images.iter().flatten().map(ByteArray::len).sum();
+        let bytes = bytes_of(&images);
         let page = Arc::new(Page { first_row, images, bytes });
         self.lock().keep(key, &page);
         Ok(page)
@@ -112,9 +113,16 @@ impl Kept {
     }
 }
 
+/// What images take in memory. Rows of a dictionary share their bytes.
+fn bytes_of(images: &[Option<ByteArray>]) -> usize {
+    let distinct: HashMap<usize, usize> =
+        images.iter().flatten().map(|image| (image.data().as_ptr().addr(), image.len())).collect();
+    size_of_val(images) + distinct.values().sum::<usize>()
+}
+
 /// The first row of each page, by the headers of pages alone.
-fn first_rows(file: &SerializedFileReader<Source>, group: usize, column: usize) -> Result<Vec<usize>> {
-    let mut pages = file.get_row_group(group)?.get_column_page_reader(column)?;
+fn first_rows(source: &Source, file: &SerializedFileReader<Source>, group: usize, column: usize) -> Result<Vec<usize>> {
+    let mut pages = checked_pages(source, file, group, column)?;
     let mut first_rows = vec![0];
     let mut rows = 0usize;
     while let Some(about) = pages.peek_next_page()? {
