@@ -214,6 +214,34 @@ fn a_folder_that_cannot_be_written_is_named() {
 }
 
 #[test]
+fn a_class_name_does_not_lead_out_of_the_folder() {
+    for name in ["..", ".", "", ".hidden", "nul\0", &"a".repeat(300)] {
+        let folder = Folder::new();
+        let mut records = colours(6);
+        records.names[1] = name.to_owned();
+        let error = run(&records, &conversion(TargetFormat::Folder, &folder.join("jail"))).unwrap_err().0;
+        assert!(error.contains("00000001-number-1.ppm: its class ") && error.contains("rename it"), "{error}");
+        let outside = std::fs::read_dir(folder.join("jail")).unwrap().count();
+        assert_eq!(outside, 1, "{name}: only the folder of the output");
+    }
+    // Separators become a part of the name.
+    let folder = Folder::new();
+    let mut records = colours(6);
+    records.names[1] = "../../bee".to_owned();
+    let error = run(&records, &conversion(TargetFormat::Folder, &folder.join("out"))).unwrap_err().0;
+    assert!(error.contains("its class"), "{error}");
+    records.names[1] = "/bee".to_owned();
+    run(&records, &conversion(TargetFormat::Folder, &folder.join("other"))).unwrap();
+    assert!(folder.join("other/converted/_bee").is_dir());
+}
+
+#[test]
+fn names_of_records_that_are_too_long_for_a_file_are_shortened() {
+    let name = shard::plain_name(&format!("a/{}.ppm", "é".repeat(500)), 7);
+    assert!(name.len() < 200 && name.starts_with("00000007-é") && name.ends_with("é.ppm"), "{name}");
+}
+
+#[test]
 fn what_cannot_be_is_refused() {
     let folder = Folder::new();
     let refused = |records: &dyn Records, conversion: Conversion| run(records, &conversion).unwrap_err().to_string();

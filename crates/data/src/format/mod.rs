@@ -26,8 +26,8 @@ mod write;
 pub use new_file::NewFile;
 pub use parquet::ParquetShard;
 pub use stored_file::{SequentialReader, StoredFile};
-pub(crate) use write::image_ending;
 pub use write::{FolderWriter, NewRecord, ShardWriter, TarShard, TfRecordShard};
+pub(crate) use write::{class_folder, image_ending};
 
 use crate::storage::StorageError;
 
