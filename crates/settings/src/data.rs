@@ -2,6 +2,17 @@
 
 use crate::{Kind, Reader, Setting};
 
+/// All of them, in the order of the page.
+pub(crate) const SETTINGS: &[Setting] = &[
+    DATA_CACHE,
+    DATA_CACHE_BYTES,
+    DATA_MEMORY_BYTES,
+    DATA_ITEM_BYTES,
+    DATA_PEERS,
+    STORAGE_TIMEOUT_SECONDS,
+    STORAGE_CONNECTIONS,
+];
+
 /// `FARANDOLE_DATA_CACHE`.
 pub const DATA_CACHE: Setting = Setting::does(
     "FARANDOLE_DATA_CACHE",

@@ -21,6 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tiff::decoder::{Decoder, DecodingResult, Limits};
+use tiff::tags::Tag;
 
 use super::{FormatError, StoredFile};
 use crate::chance::{Chance, StreamPurpose};
@@ -60,10 +61,16 @@ pub struct Band {
 /// Decodes a TIFF file with one band. The error is the cause alone.
 pub fn decode_band(bytes: &[u8]) -> Result<Band, String> {
     let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        let limit = Limit::of_process();
         let mut limits = Limits::default();
-        limits.decoding_buffer_size = MAX_FILE_BYTES as usize;
+        limits.decoding_buffer_size = limit.bytes().min(MAX_FILE_BYTES) as usize;
+        limits.intermediate_buffer_size = limits.decoding_buffer_size;
         let mut decoder = Decoder::new(Cursor::new(bytes)).map_err(|error| error.to_string())?.with_limits(limits);
         let (width, height) = decoder.dimensions().map_err(|error| error.to_string())?;
+        // The decoder makes room for a row of a tile. A tile may be larger than its image.
+        let samples = decoder.find_tag_unsigned::<u16>(Tag::SamplesPerPixel).map_err(|error| error.to_string())?;
+        let row_values = u64::from(decoder.chunk_dimensions().0) * u64::from(samples.unwrap_or(1));
+        limit.check_all(row_values, size_of::<f64>()).map_err(|error| format!("a row of its tiles: {error}"))?;
         let values = decoder.read_image().map_err(|error| error.to_string())?;
         Ok((height as usize, width as usize, values))
     }));

@@ -8,11 +8,12 @@
 use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
 
+use super::NewFile;
 use super::example::{Example, Feature};
 use super::tar::TarWriter;
 use super::tfrecord::TfRecordWriter;
-use super::{MAX_RECORD_BYTES, NewFile};
 use crate::DataError;
+use crate::limit::Limit;
 use crate::sample::Label;
 
 /// A record that is to be written.
@@ -50,10 +51,9 @@ pub(crate) enum Said {
 
 /// What of a label is written.
 pub(crate) fn said(record: &NewRecord<'_>) -> Result<Said, DataError> {
-    if record.encoded.len() as u64 > MAX_RECORD_BYTES {
-        let (name, bytes) = (record.name, record.encoded.len());
-        return Err(DataError(format!("{name} has {bytes} bytes; a record has {MAX_RECORD_BYTES} at most")));
-    }
+    // Readers have the same limit.
+    let fits = Limit::of_process().check(record.encoded.len() as u64);
+    fits.map_err(|error| DataError(format!("{}: {error}", record.name)))?;
     match record.label {
         Label::Class(class) => Ok(Said::Class(i64::from(*class))),
         Label::Labels(all) => {
