@@ -61,6 +61,7 @@ pub struct Band {
 /// Decodes a TIFF file with one band. The error is the cause alone.
 pub fn decode_band(bytes: &[u8]) -> Result<Band, String> {
     let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        check_directory(bytes)?;
         let limit = Limit::of_process();
         let mut limits = Limits::default();
         limits.decoding_buffer_size = limit.bytes().min(MAX_FILE_BYTES) as usize;
@@ -87,6 +88,39 @@ pub fn decode_band(bytes: &[u8]) -> Result<Band, String> {
         return Err(format!("it has {} numbers for {height} x {width} pixels: one band is read", values.len()));
     }
     Ok(Band { height, width, values })
+}
+
+/// Checks that the values of all tags lie within the file: the decoder reads them before it has limits, and makes room
+/// for as many as are claimed. A file whose directory is not found is left to the decoder to refuse.
+fn check_directory(bytes: &[u8]) -> Result<(), String> {
+    let is_little = bytes.starts_with(b"II");
+    let number = |at: u64, width: u64| -> Option<u64> {
+        let begin = usize::try_from(at).ok()?;
+        let field = bytes.get(begin..begin.checked_add(width as usize)?)?;
+        let digit = |value: u64, byte: &u8| value << 8 | u64::from(*byte);
+        Some(if is_little { field.iter().rev().fold(0, digit) } else { field.iter().fold(0, digit) })
+    };
+    // Sizes of the larger layout (BigTIFF), and of the usual one: an offset, the number of entries, an entry.
+    let is_large = number(2, 2) == Some(43);
+    let (wide, count_bytes, entry_bytes) = if is_large { (8, 8, 20) } else { (4, 2, 12) };
+    let Some(directory) = number(if is_large { 8 } else { 4 }, wide) else { return Ok(()) };
+    let entries = number(directory, count_bytes).unwrap_or(0).min(bytes.len() as u64 / entry_bytes);
+    let begin = directory.saturating_add(count_bytes);
+    for at in (0..entries).map(|entry| begin.saturating_add(entry * entry_bytes)) {
+        let (Some(tag), Some(kind), Some(count)) = (number(at, 2), number(at + 2, 2), number(at + 4, wide)) else {
+            return Ok(());
+        };
+        let each = match kind {
+            3 | 8 => 2,
+            4 | 9 | 11 | 13 => 4,
+            5 | 10 | 12 | 16..=18 => 8,
+            _ => 1,
+        };
+        if count.saturating_mul(each) > bytes.len() as u64 {
+            return Err(format!("the tag {tag} claims {count} values, more than the file has"));
+        }
+    }
+    Ok(())
 }
 
 /// Whether a file has the labels of a patch, by its name.

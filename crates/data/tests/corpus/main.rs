@@ -6,10 +6,22 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod bodies;
+#[path = "../memory/counting.rs"]
+mod counting;
 #[path = "../../../../fuzz/seeds.rs"]
 mod seeds;
 
+use std::sync::{Mutex, PoisonError};
+
+use counting::peak_of;
+use farandole_data::limit::Limit;
 use seeds::{Seed, replay};
+
+/// The limit of one item in these tests.
+const LIMIT: usize = 8 << 20;
+
+/// What one input may allocate at once. All of them have less than a megabyte.
+const ALLOWED: usize = 8 * LIMIT;
 
 /// Mutations of each target where nothing is said: a second or so in all.
 const MUTATIONS: usize = 4_000;
@@ -62,6 +74,15 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
 
 /// Replays the seeds of a target, and tries what they become when they are damaged.
 fn try_all(target: &str, made: &[Seed], check: impl Fn(&[u8]) -> usize) {
+    // Tests measure one at a time where they share a process. A test that has failed is no reason for others to.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    assert_eq!(Limit::set(LIMIT as u64), Limit::of(LIMIT as u64));
+    let check = |bytes: &[u8]| {
+        let (read, peak) = peak_of(|| check(bytes));
+        assert!(peak <= ALLOWED, "{target}: {peak} bytes were allocated at once for {} bytes", bytes.len());
+        read
+    };
     assert!(check(&made[0].1) > 0, "the first seed is a good file");
     replay(target, made, |bytes| {
         check(bytes);
@@ -141,6 +162,18 @@ fn tiff() {
         seed("empty", b""),
     ];
     try_all("data_tiff", &made, bodies::tiff_band);
+}
+
+#[test]
+fn table() {
+    let made = [
+        seed("classes", b"file,class\na.png,dog\ndeep/c.pgm,cat\n"),
+        seed("labels", b"file,labels,split\na.png,1;3,train\nb.jpg,,test\n"),
+        seed("values", b"\xef\xbb\xbffile,age\n\"a.png\",34.5\nb.jpg,61\n"),
+        seed("outside", b"file,class\n../a.png,dog\n"),
+        seed("empty", b""),
+    ];
+    try_all("data_table", &made, bodies::table);
 }
 
 #[test]

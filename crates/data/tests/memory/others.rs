@@ -141,6 +141,17 @@ fn a_tile_that_is_wider_than_any_image_is_refused() {
     assert!(result.clone().unwrap_err().contains("are allowed"), "{result:?}");
 }
 
+#[test]
+fn a_tag_that_claims_more_values_than_the_file_has_is_refused() {
+    let mut bytes = tile(16);
+    // Bits of each sample: six million numbers of two bytes.
+    let at = bytes.windows(4).position(|tag| tag == [2, 1, 3, 0]).unwrap();
+    bytes[at + 4..at + 8].copy_from_slice(&6_000_000u32.to_le_bytes());
+    let (result, peak) = peak_of(|| tiff::decode_band(&bytes).map(|band| band.values.len()));
+    assert!(peak <= ALLOWED, "{peak} bytes were allocated at once ({result:?})");
+    assert!(result.clone().unwrap_err().contains("the tag 258 claims"), "{result:?}");
+}
+
 /// The header of an entry in an archive, whose size is written as GNU tar writes large ones.
 fn tar_header(name: &str, bytes: u64) -> Vec<u8> {
     let mut header = vec![0; 512];
