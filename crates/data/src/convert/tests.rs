@@ -7,7 +7,7 @@ use farandole_testing::Folder;
 
 use super::*;
 use crate::SampleError;
-use crate::format::pnm;
+use crate::format::{FolderWriter, NewRecord, ShardWriter as _, pnm};
 use crate::records::{self, RecordsConfig};
 use crate::sample::{Label, Task};
 use crate::storage::LocalFiles;
@@ -233,6 +233,22 @@ fn a_class_name_does_not_lead_out_of_the_folder() {
     records.names[1] = "/bee".to_owned();
     run(&records, &conversion(TargetFormat::Folder, &folder.join("other"))).unwrap();
     assert!(folder.join("other/converted/_bee").is_dir());
+}
+
+#[test]
+fn a_link_in_the_folder_does_not_lead_images_elsewhere() {
+    let folder = Folder::new();
+    for name in ["out", "elsewhere"] {
+        std::fs::create_dir(folder.join(name)).unwrap();
+    }
+    std::os::unix::fs::symlink(folder.join("elsewhere"), folder.join("out/bee")).unwrap();
+    let records = colours(6);
+    let mut writer = FolderWriter::create(&folder.join("out"), &records.names).unwrap();
+    let mut encoded = Vec::new();
+    let label = records.read(1, &mut encoded).unwrap();
+    let error = writer.write(&NewRecord { name: "1.ppm", encoded: &encoded, label: &label }).unwrap_err().0;
+    assert!(error.contains("out/bee/1.ppm cannot be written"), "{error}");
+    assert_eq!(std::fs::read_dir(folder.join("elsewhere")).unwrap().count(), 0);
 }
 
 #[test]
