@@ -8,6 +8,8 @@
 mod bodies;
 #[path = "../memory/counting.rs"]
 mod counting;
+#[path = "../memory/parquet_file.rs"]
+mod parquet_file;
 #[path = "../../../../fuzz/seeds.rs"]
 mod seeds;
 
@@ -143,12 +145,29 @@ fn npy() {
 
 #[test]
 fn parquet() {
+    use parquet_file::*;
+    let (plain, packed) = (plain_image(), gzip(&plain_image()));
+    let page = |stored: &[u8], values, encoding| data_page(stored, plain.len() as i64, values, encoding);
+    let dictionary = dictionary_page(&plain, plain.len() as i64, 1);
+    // A run of one index of no bits.
+    let run = Column {
+        pages: vec![dictionary, data_page(&[0, 2, 0], 3, 1, RLE_DICTIONARY)],
+        has_dictionary: true,
+        compression: 0,
+    };
+    // One length in a block of 128, of no bits, and its value.
+    let lengths = [&[0x80, 1, 4, 1], varint(2 * (plain.len() as u64 - 4)).as_slice(), &plain[4..]].concat();
     let made = [
         seed("snappy", include_bytes!("../foreign/snappy.parquet")),
         seed("names", include_bytes!("../foreign/names.parquet")),
         seed("lists", include_bytes!("../foreign/lists.parquet")),
         seed("zstd", include_bytes!("../foreign/zstd.parquet")),
         seed("empty", b""),
+        seed("small", &file(&images(), &labels(), 1, 1)),
+        seed("gzip", &file(&column(vec![page(&packed, 1, PLAIN)], GZIP), &labels(), 1, 1)),
+        seed("two-billion-rows", &file(&column(vec![page(&packed, i32::MAX.into(), PLAIN)], GZIP), &labels(), 1, 1)),
+        seed("dictionary", &file(&run, &labels(), 1, 1)),
+        seed("lengths", &file(&column(vec![page(&lengths, 1, DELTA_LENGTH)], 0), &labels(), 1, 1)),
     ];
     try_all("data_parquet", &made, bodies::parquet);
 }

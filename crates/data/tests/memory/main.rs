@@ -5,6 +5,7 @@
 mod counting;
 mod others;
 mod parquet;
+mod parquet_file;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
