@@ -98,12 +98,16 @@ fn images_in_a_dictionary_that_a_run_repeats_are_charged_for_every_row() {
 
 #[test]
 fn lengths_that_a_page_has_not_got_are_refused() {
-    // 2^40 lengths, in blocks of 128.
-    let claimed = [vec![0x80, 1, 4], varint(1 << 40), vec![0]].concat();
-    let page = data_page(&claimed, claimed.len() as i64, 1, DELTA_LENGTH);
-    check("lengths.parquet", &file(&column(vec![page], 0), &labels(), 1, 1), &["claims 1099511627776 lengths"]);
-    let page = data_page(&claimed, claimed.len() as i64, 1, DELTA_BYTES);
-    check("prefixes.parquet", &file(&column(vec![page], 0), &labels(), 1, 1), &["DELTA_BYTE_ARRAY"]);
+    // 2^40 lengths without bits, in one block of 2^62.
+    let claimed = [varint(1 << 62), vec![1], varint(1 << 40), vec![0, 0, 0]].concat();
+    let refused = |values: &[u8], encoding| {
+        let page = data_page(values, values.len() as i64, 1, encoding);
+        check("lengths.parquet", &file(&column(vec![page], 0), &labels(), 1, 1), &["claims 1099511627776 lengths"]);
+    };
+    refused(&claimed, DELTA_LENGTH);
+    refused(&claimed, DELTA_BYTES);
+    // No prefixes, and then as many lengths.
+    refused(&[[0x80, 1, 4, 0, 0].as_slice(), &claimed].concat(), DELTA_BYTES);
 }
 
 #[test]

@@ -5,8 +5,7 @@
 //!
 //! **Invariant:** a page that is handed out has at most the bytes and values that the limit allows.
 //!
-//! What is deliberately not here: pages of indexes within a column, which no writer makes, and the encoding
-//! DELTA_BYTE_ARRAY, in which each value may be as long as all bytes before it. Both are refused by name.
+//! What is deliberately not here: pages of indexes within a column, which no writer makes. They are refused by name.
 
 use std::io::{self, Read as _};
 use std::sync::Arc;
@@ -21,6 +20,7 @@ use parquet::file::properties::ReaderProperties;
 use parquet::file::reader::ChunkReader as _;
 use parquet::file::serialized_reader::SerializedPageReader;
 
+use super::ROWS;
 use super::source::Source;
 use super::thrift::{Field, I32, Reader};
 use crate::limit::{Limit, TooLarge};
@@ -139,33 +139,41 @@ impl CheckedPages {
         }
     }
 
+    /// Checks the counts of lengths in encodings that have such lists before the values.
     fn check_encoding(&self, page: &Page) -> Result<()> {
-        let values = |bytes: &[u8], skipped: usize| bytes.get(skipped..).map(<[u8]>::to_owned);
-        let values = match page {
-            Page::DictionaryPage { .. } => return Ok(()),
-            _ if page.encoding() == Encoding::DELTA_BYTE_ARRAY => {
-                return Err(damaged("the encoding DELTA_BYTE_ARRAY is not read: write values plain"));
+        let lists = match page.encoding() {
+            _ if matches!(page, Page::DictionaryPage { .. }) => return Ok(()),
+            Encoding::DELTA_LENGTH_BYTE_ARRAY => 1,
+            // Lengths of prefixes, and of what follows them. Each value may be as long as all bytes before it.
+            Encoding::DELTA_BYTE_ARRAY => {
+                self.limit.divided_by(2 * ROWS as u64).check(page.buffer().len() as u64).map_err(too_large)?;
+                2
             }
-            _ if page.encoding() != Encoding::DELTA_LENGTH_BYTE_ARRAY => return Ok(()),
-            Page::DataPageV2 { buf, def_levels_byte_len, rep_levels_byte_len, .. } => {
-                values(buf, (*def_levels_byte_len as usize).saturating_add(*rep_levels_byte_len as usize))
-            }
-            Page::DataPage { buf, .. } => {
-                let mut skipped = 0;
-                for _ in self.levels.iter().filter(|there| **there) {
-                    let length = buf.get(skipped..).and_then(|rest| rest.first_chunk::<4>()).copied();
-                    let length = length.ok_or_else(|| damaged("a page ends within its levels"))?;
-                    skipped += 4 + u32::from_le_bytes(length) as usize;
-                }
-                values(buf, skipped)
-            }
+            _ => return Ok(()),
         };
-        let values = values.ok_or_else(|| damaged("a page ends within its levels"))?;
-        let count = delta_count(&values).ok_or_else(|| damaged("a page has no count of its lengths"))?;
-        if count > u64::from(page.num_values()) {
-            return Err(damaged(format!("a page of {} values claims {count} lengths", page.num_values())));
+        let mut rest = self.values_of(page).ok_or_else(|| damaged("a page ends within its levels"))?;
+        for _ in 0..lists {
+            let list = delta_list(rest).ok_or_else(|| damaged("a page ends within its lengths"))?;
+            let values = page.num_values();
+            if list.count > u64::from(values) {
+                return Err(damaged(format!("a page of {values} values claims {} lengths", list.count)));
+            }
+            rest = rest.get(list.bytes..).ok_or_else(|| damaged("a page ends within its lengths"))?;
         }
         Ok(())
+    }
+
+    /// The bytes of a page behind its levels.
+    fn values_of<'a>(&self, page: &'a Page) -> Option<&'a [u8]> {
+        match page {
+            Page::DataPageV2 { buf, def_levels_byte_len, rep_levels_byte_len, .. } => {
+                buf.get((*def_levels_byte_len as usize).checked_add(*rep_levels_byte_len as usize)?..)
+            }
+            page => self.levels.iter().filter(|there| **there).try_fold(page.buffer().as_ref(), |rest, _| {
+                let (length, rest) = rest.split_first_chunk::<4>()?;
+                rest.get(u32::from_le_bytes(*length) as usize..)
+            }),
+        }
     }
 }
 
@@ -201,22 +209,46 @@ impl Head {
     }
 }
 
-/// How many numbers a list of differences claims: the third number of its head.
-fn delta_count(bytes: &[u8]) -> Option<u64> {
-    let mut numbers = bytes.iter();
-    let mut number = || {
-        let mut value = 0;
-        for place in 0..10 {
-            let byte = numbers.next()?;
-            value |= u64::from(byte & 0x7f) << (7 * place);
-            if byte & 0x80 == 0 {
-                return Some(value);
+/// A list of whole numbers as differences: how many it claims, and its bytes.
+struct DeltaList {
+    count: u64,
+    bytes: usize,
+}
+
+/// Follows a list without decoding it: a head of four numbers (values of a block, parts of a block, values, the first
+/// value), then blocks of a number (the smallest difference), the bits of a value in each part, and the parts.
+fn delta_list(bytes: &[u8]) -> Option<DeltaList> {
+    let mut at = 0;
+    let (block, parts, count) = (varint(bytes, &mut at)?, varint(bytes, &mut at)?, varint(bytes, &mut at)?);
+    varint(bytes, &mut at)?;
+    let part_values = block.checked_div(parts).filter(|values| *values > 0)?;
+    let mut left = count.saturating_sub(1);
+    while left > 0 {
+        varint(bytes, &mut at)?;
+        let bits = bytes.get(at..at.checked_add(usize::try_from(parts).ok()?)?)?;
+        at += bits.len();
+        for bits in bits {
+            // Parts behind the last value have no bytes, whatever their bits are.
+            if left > 0 {
+                at = at.checked_add(usize::try_from(part_values.checked_mul((*bits).into())? / 8).ok()?)?;
             }
+            left = left.saturating_sub(part_values);
         }
-        None
-    };
-    let (_block_values, _blocks) = (number()?, number()?);
-    number()
+    }
+    Some(DeltaList { count, bytes: at })
+}
+
+fn varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
+    let mut value = 0;
+    for place in 0..10 {
+        let byte = bytes.get(*at)?;
+        *at += 1;
+        value |= u64::from(byte & 0x7f) << (7 * place);
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
 }
 
 impl Iterator for CheckedPages {

@@ -3,7 +3,7 @@
 //! Rows of a page that was unpacked for one of them are likely to be wanted soon where a file is read in order, and
 //! where a small file is read in any order. The pages that were not used for the longest time go first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use parquet::column::page::PageReader as _;
@@ -11,8 +11,10 @@ use parquet::data_type::ByteArray;
 use parquet::errors::{ParquetError, Result};
 use parquet::file::reader::SerializedFileReader;
 
+use super::ROWS;
 use super::column::{ColumnCells, checked_pages};
 use super::source::Source;
+use crate::limit::Limit;
 
 /// Bytes of pages that are kept, at most: a few hundred pages as they are usually written.
 const KEPT_BYTES: usize = 256 << 20;
@@ -80,8 +82,7 @@ impl PageCache {
         };
         let mut cells = ColumnCells::new(source, file, group, column)?;
         cells.skip(first_row)?;
-        let images = cells.images(end - first_row)?;
-        let bytes = bytes_of(&images);
+        let (images, bytes) = images_of(&mut cells, end.saturating_sub(first_row))?;
         let page = Arc::new(Page { first_row, images, bytes });
         self.lock().keep(key, &page);
         Ok(page)
@@ -113,11 +114,23 @@ impl Kept {
     }
 }
 
-/// What images take in memory. Rows of a dictionary share their bytes.
-fn bytes_of(images: &[Option<ByteArray>]) -> usize {
-    let distinct: HashMap<usize, usize> =
-        images.iter().flatten().map(|image| (image.data().as_ptr().addr(), image.len())).collect();
-    size_of_val(images) + distinct.values().sum::<usize>()
+/// The images of so many rows, fewer where the column ends, and what they take in memory.
+fn images_of(cells: &mut ColumnCells, rows: usize) -> Result<(Vec<Option<ByteArray>>, usize)> {
+    let (mut images, mut bytes, mut budget) = (Vec::new(), 0, Limit::of_process().budget());
+    // Rows of a dictionary share their bytes: what is in memory already is not charged.
+    let mut charged = HashSet::new();
+    while images.len() < rows {
+        let some = cells.images(ROWS.min(rows - images.len()))?;
+        if some.is_empty() {
+            break;
+        }
+        let new = some.iter().flatten().filter(|image| charged.insert(image.data().as_ptr().addr()));
+        let new_bytes = size_of_val(some.as_slice()) + new.map(ByteArray::len).sum::<usize>();
+        budget.take(new_bytes as u64).map_err(|error| ParquetError::External(Box::new(error)))?;
+        bytes += new_bytes;
+        images.extend(some);
+    }
+    Ok((images, bytes))
 }
 
 /// The first row of each page, by the headers of pages alone.
