@@ -75,7 +75,11 @@ const CHORES: [Chore; 30] = [
     Chore { name: "kernels", summary: "make the PTX of the CUDA kernels [--check]", run: kernels::run },
     Chore { name: "page", summary: "the page of `farandole report` in a real browser", run: page::run },
     Chore { name: "miri", summary: "pure and unsafe code under Miri (needs a nightly toolchain)", run: miri::run },
-    Chore { name: "fuzz", summary: "fuzz every decoder [--seconds N] [target …] (needs nightly)", run: fuzz::run },
+    Chore {
+        name: "fuzz",
+        summary: "fuzz every decoder [--seconds N] [target …] (needs a C++ compiler)",
+        run: fuzz::run,
+    },
     Chore { name: "bench", summary: "the documented benchmark set [words for `farandole bench`]", run: bench::run },
     Chore {
         name: "network",

@@ -12,7 +12,7 @@ use crate::{no_words, tools};
 /// `cargo xtask miri`.
 pub(crate) fn run(words: &[String]) -> Result<()> {
     no_words("miri", words)?;
-    tools::need_nightly(Some("miri"))?;
+    tools::need_nightly("miri")?;
     let tally = Shell::nightly_cargo(&["miri", "test", "--package", "farandole-tensor", "--lib"])
         .env("RUSTFLAGS", "--cfg farandole_portable")
         .env("CARGO_TARGET_DIR", tools::target_dir().join("miri").to_string_lossy())

@@ -75,8 +75,6 @@ pub(crate) const NEXTEST: Subcommand =
     Subcommand { name: "cargo-nextest", version: "0.9.143", more: &["--no-default-features"] };
 /// Looks at the licences and sources of dependencies.
 pub(crate) const DENY: Subcommand = Subcommand { name: "cargo-deny", version: "0.20.2", more: &[] };
-/// Builds and runs fuzz targets.
-pub(crate) const FUZZ: Subcommand = Subcommand { name: "cargo-fuzz", version: "0.13.2", more: &[] };
 
 /// Where cargo puts what it builds.
 pub(crate) fn target_dir() -> PathBuf {
@@ -141,12 +139,11 @@ pub(crate) fn need_subcommand(tool: Subcommand) -> Result<()> {
 }
 
 /// Fails, loudly and with the cure, where there is no nightly toolchain with this component's subcommand of cargo.
-pub(crate) fn need_nightly(component: Option<&str>) -> Result<()> {
+pub(crate) fn need_nightly(component: &str) -> Result<()> {
     let cure = "rustup toolchain install nightly --profile minimal";
     if Shell::nightly_cargo(&["--version"]).read().is_err() {
         bail!("this chore needs a nightly toolchain, and there is none: {cure}");
     }
-    let Some(component) = component else { return Ok(()) };
     if Shell::nightly_cargo(&[component, "--version"]).read().is_err() {
         bail!("the nightly toolchain lacks {component}: rustup component add {component} rust-src --toolchain nightly");
     }

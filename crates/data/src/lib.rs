@@ -7,7 +7,7 @@
 //! batches in order. Everything that is left to chance comes from `chance`, named by a seed, so that neither the number
 //! of ranks nor of threads changes what is learned from.
 //!
-//! [`sample`] has the vocabulary.
+//! [`sample`] has the vocabulary; [`limit`] says how much memory decoding one item may take.
 //!
 //! What is deliberately not here: tensors, and any communication between ranks. Ranks know each other's share by the
 //! same law.
@@ -24,6 +24,7 @@ pub mod format;
 pub mod generated;
 mod geometry;
 pub mod image;
+pub mod limit;
 pub mod loader;
 pub mod records;
 mod resample;

@@ -2,6 +2,17 @@
 
 use crate::{Kind, Reader, Setting};
 
+/// All of them, in the order of the page.
+pub(crate) const SETTINGS: &[Setting] = &[
+    DATA_CACHE,
+    DATA_CACHE_BYTES,
+    DATA_MEMORY_BYTES,
+    DATA_ITEM_BYTES,
+    DATA_PEERS,
+    STORAGE_TIMEOUT_SECONDS,
+    STORAGE_CONNECTIONS,
+];
+
 /// `FARANDOLE_DATA_CACHE`.
 pub const DATA_CACHE: Setting = Setting::does(
     "FARANDOLE_DATA_CACHE",
@@ -29,6 +40,16 @@ pub const DATA_MEMORY_BYTES: Setting = Setting::does(
     "268435456",
     "How much memory each rank takes for blocks of remote objects; 0: none, and without a cache on disk every read is a \
      request.",
+);
+
+/// `FARANDOLE_DATA_ITEM_BYTES`. 1 GiB: images of 100 megapixels decode to less than half of it.
+pub const DATA_ITEM_BYTES: Setting = Setting::does(
+    "FARANDOLE_DATA_ITEM_BYTES",
+    Reader::Ranks,
+    Kind::Bytes,
+    "1073741824",
+    "How much memory decoding one item of a file may take: a record, a page or an array. A file that needs more, or \
+     claims to, is refused.",
 );
 
 /// `FARANDOLE_DATA_PEERS`. Not off: it costs two sockets for each rank until a remote object is read.

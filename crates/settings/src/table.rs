@@ -1,9 +1,6 @@
 //! The data: every setting that does something, once. `idle` has Horovod's that do nothing here, and names that are
 //! none of a user's business.
 
-use crate::data::{
-    DATA_CACHE, DATA_CACHE_BYTES, DATA_MEMORY_BYTES, DATA_PEERS, STORAGE_CONNECTIONS, STORAGE_TIMEOUT_SECONDS,
-};
 use crate::idle::{BUILD, DEVELOPMENT, LAUNCHED, UNUSED};
 use crate::{Kind, Reader, Section, Setting};
 
@@ -78,14 +75,7 @@ pub const SECTIONS: &[Section] = &[
     Section {
         title: "Data",
         text: "Where samples are read from ([storage.md](storage.md)).",
-        settings: &[
-            DATA_CACHE,
-            DATA_CACHE_BYTES,
-            DATA_MEMORY_BYTES,
-            DATA_PEERS,
-            STORAGE_TIMEOUT_SECONDS,
-            STORAGE_CONNECTIONS,
-        ],
+        settings: crate::data::SETTINGS,
     },
     Section {
         title: "Horovod's settings that have no effect",

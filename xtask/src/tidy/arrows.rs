@@ -22,7 +22,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
     ("farandole-cluster", &["farandole-plan", "farandole-settings", "farandole-transport", "farandole-trace"]),
     ("farandole", LIBRARY),
     ("farandole-storage", &["farandole-cluster", "farandole-settings", "farandole-trace"]),
-    ("farandole-data", &["farandole-storage", "farandole-trace"]),
+    ("farandole-data", &["farandole-settings", "farandole-storage", "farandole-trace"]),
     ("farandole-train", &["farandole", "farandole-data"]),
     ("farandole-cli", COMMAND),
     ("farandole-c", &["farandole"]),

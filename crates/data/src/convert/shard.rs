@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{ImageChange, TargetFormat, Work, is_there};
-use crate::format::{FolderWriter, NewRecord, ParquetShard, ShardWriter, TarShard, TfRecordShard, pnm};
+use crate::format::{FolderWriter, NewRecord, ParquetShard, ShardWriter, TarShard, TfRecordShard, class_folder, pnm};
 use crate::image::{self, Image};
 use crate::records::{self, IndexPlace, LabelKind, Records, RecordsConfig};
 use crate::sample::{Label, Task};
@@ -140,7 +140,7 @@ impl Work<'_> {
         let named = |names: &[String], label: &Label| match label {
             Label::Class(class) => {
                 let name = names.get(*class as usize).cloned().unwrap_or_else(|| format!("{class:06}"));
-                name.replace('/', "_")
+                class_folder(&name).unwrap_or(name)
             }
             other => format!("{other:?}"),
         };
@@ -191,13 +191,18 @@ pub fn reduced_jpeg(encoded: &[u8], shorter_side: usize, quality: u8) -> Result<
     Ok(Some(jpeg))
 }
 
+/// Letters of a record's name that are kept.
+const MAX_NAME_LETTERS: usize = 50;
+
 /// The name of a record without where it comes from: the last two parts of a path. The position makes it unique where
 /// names are not.
-fn plain_name(name: &str, position: usize) -> String {
+pub(super) fn plain_name(name: &str, position: usize) -> String {
     let file = name.rsplit('/').next().unwrap_or(name);
     let word: String = file
         .chars()
         .map(|letter| if letter.is_alphanumeric() || "._-".contains(letter) { letter } else { '-' })
         .collect();
-    format!("{position:08}-{word}")
+    // The end, with the ending: a file system allows 255 bytes, and a letter has four at most.
+    let more = word.chars().count().saturating_sub(MAX_NAME_LETTERS);
+    format!("{position:08}-{}", word.chars().skip(more).collect::<String>())
 }

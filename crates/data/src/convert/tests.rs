@@ -7,7 +7,7 @@ use farandole_testing::Folder;
 
 use super::*;
 use crate::SampleError;
-use crate::format::pnm;
+use crate::format::{FolderWriter, NewRecord, ShardWriter as _, pnm};
 use crate::records::{self, RecordsConfig};
 use crate::sample::{Label, Task};
 use crate::storage::LocalFiles;
@@ -211,6 +211,50 @@ fn a_folder_that_cannot_be_written_is_named() {
     let nowhere = Conversion { folder: folder.join("file/converted"), ..conversion(TargetFormat::Tar, &folder) };
     let error = run(&source, &nowhere).unwrap_err().to_string();
     assert!(error.contains("file/converted"), "{error}");
+}
+
+#[test]
+fn a_class_name_does_not_lead_out_of_the_folder() {
+    for name in ["..", ".", "", ".hidden", "nul\0", &"a".repeat(300)] {
+        let folder = Folder::new();
+        let mut records = colours(6);
+        records.names[1] = name.to_owned();
+        let error = run(&records, &conversion(TargetFormat::Folder, &folder.join("jail"))).unwrap_err().0;
+        assert!(error.contains("00000001-number-1.ppm: its class ") && error.contains("rename it"), "{error}");
+        let outside = std::fs::read_dir(folder.join("jail")).unwrap().count();
+        assert_eq!(outside, 1, "{name}: only the folder of the output");
+    }
+    // Separators become a part of the name.
+    let folder = Folder::new();
+    let mut records = colours(6);
+    records.names[1] = "../../bee".to_owned();
+    let error = run(&records, &conversion(TargetFormat::Folder, &folder.join("out"))).unwrap_err().0;
+    assert!(error.contains("its class"), "{error}");
+    records.names[1] = "/bee".to_owned();
+    run(&records, &conversion(TargetFormat::Folder, &folder.join("other"))).unwrap();
+    assert!(folder.join("other/converted/_bee").is_dir());
+}
+
+#[test]
+fn a_link_in_the_folder_does_not_lead_images_elsewhere() {
+    let folder = Folder::new();
+    for name in ["out", "elsewhere"] {
+        std::fs::create_dir(folder.join(name)).unwrap();
+    }
+    std::os::unix::fs::symlink(folder.join("elsewhere"), folder.join("out/bee")).unwrap();
+    let records = colours(6);
+    let mut writer = FolderWriter::create(&folder.join("out"), &records.names).unwrap();
+    let mut encoded = Vec::new();
+    let label = records.read(1, &mut encoded).unwrap();
+    let error = writer.write(&NewRecord { name: "1.ppm", encoded: &encoded, label: &label }).unwrap_err().0;
+    assert!(error.contains("out/bee/1.ppm cannot be written"), "{error}");
+    assert_eq!(std::fs::read_dir(folder.join("elsewhere")).unwrap().count(), 0);
+}
+
+#[test]
+fn names_of_records_that_are_too_long_for_a_file_are_shortened() {
+    let name = shard::plain_name(&format!("a/{}.ppm", "é".repeat(500)), 7);
+    assert!(name.len() < 200 && name.starts_with("00000007-é") && name.ends_with("é.ppm"), "{name}");
 }
 
 #[test]

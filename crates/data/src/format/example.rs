@@ -9,6 +9,9 @@
 //! the damage. Fields that nobody knows are passed over, as protocol buffers want it; of several values for one name
 //! the last one counts.
 
+/// Features of an example, at most: each name is compared with all before it.
+const MAX_FEATURES: usize = 4096;
+
 /// What an example says under one name.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Feature<'a> {
@@ -43,6 +46,9 @@ impl<'a> Example<'a> {
             for_each_message(features, 1, |entry| {
                 if let Some((name, feature)) = map_entry(entry)? {
                     example.set(name, feature);
+                }
+                if example.features.len() > MAX_FEATURES {
+                    return Err(ExampleError { at: entry.base, cause: "it has more than 4096 features" });
                 }
                 Ok(())
             })

@@ -7,8 +7,8 @@
 //! when it is complete.
 //!
 //! **Invariant:** decoders are total. Whatever is in a file, reading ends with a record or with a [`FormatError`] that
-//! names file and offset; no length is believed before it was compared with what the file has left, so memory stays
-//! below the size of the file.
+//! names file and offset. Each length is compared with the rest of the file and with the [`Limit`](crate::limit::Limit)
+//! of an item before memory is taken for it.
 //!
 //! What is deliberately not here: what a record means (`records`), and pixels (`image`).
 
@@ -26,13 +26,10 @@ mod write;
 pub use new_file::NewFile;
 pub use parquet::ParquetShard;
 pub use stored_file::{SequentialReader, StoredFile};
-pub(crate) use write::image_ending;
 pub use write::{FolderWriter, NewRecord, ShardWriter, TarShard, TfRecordShard};
+pub(crate) use write::{class_folder, image_ending};
 
 use crate::storage::StorageError;
-
-/// Bytes of a record, at most. Images of 100 megapixels have fewer; a larger length is a damaged one.
-pub const MAX_RECORD_BYTES: u64 = 1 << 30;
 
 /// Bytes of a read, where records are read one after another. The part of a record at the end of a piece is moved to
 /// the front before the next one is read: that must be little against a piece, and images have about 100 KB.

@@ -4,11 +4,17 @@
 //! file is renamed, and the folder synced: whoever sees the final name sees the whole file, also after a power cut. A
 //! file that was given up is removed. A process that is killed leaves the other name behind, which begins with a dot
 //! and is passed over by all readers.
+//!
+//! **Invariant:** a file that is created below a folder is created in it or in a folder of it. Its name has neither
+//! `..` nor other special parts, and no symbolic link on the way is followed.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::DataError;
 
@@ -21,7 +27,11 @@ pub struct NewFile {
     /// Nothing when it is finished.
     out: Option<io::BufWriter<File>>,
     path: PathBuf,
-    temporary: PathBuf,
+    /// The folder that the file is in, open: renaming and removing do not look for its path again.
+    folder: File,
+    /// Its names in the folder, now and when it is finished.
+    temporary: OsString,
+    name: OsString,
     bytes: u64,
 }
 
@@ -31,10 +41,45 @@ impl NewFile {
     pub fn create(path: &Path) -> Result<NewFile, DataError> {
         let folder = folder_of(path);
         std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
-        let temporary = temporary_name(path);
-        let file = File::create_new(&temporary).map_err(|error| failed(path, &error))?;
+        let opened = File::open(folder).map_err(|error| failed(folder, &error))?;
+        let name = path.file_name().ok_or_else(|| failed(path, &io::ErrorKind::InvalidFilename.into()))?;
+        NewFile::create_in(opened, name, path).map_err(|error| failed(path, &error))
+    }
+
+    /// Begins a file below a folder that is there. Folders between them are made. The name comes from data: it may
+    /// neither lead elsewhere nor name a file that is there.
+    pub(crate) fn create_below(root: &Path, name: &Path) -> Result<NewFile, DataError> {
+        let path = root.join(name);
+        let create = || {
+            let mut folder = File::open(root)?;
+            let mut parts = name.components().peekable();
+            while let Some(Component::Normal(part)) = parts.next() {
+                if parts.peek().is_some() {
+                    folder = made_folder(&folder, part)?;
+                    continue;
+                }
+                return match rustix::fs::statat(&folder, part, AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+                    Err(rustix::io::Errno::NOENT) => NewFile::create_in(folder, part, &path),
+                    Err(error) => Err(error.into()),
+                };
+            }
+            Err(io::Error::new(io::ErrorKind::InvalidFilename, "it leads out of the folder: rename it"))
+        };
+        create().map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => {
+                DataError(format!("{}: two records have one name; rename one", path.display()))
+            }
+            _ => failed(&path, &error),
+        })
+    }
+
+    fn create_in(folder: File, name: &OsStr, path: &Path) -> io::Result<NewFile> {
+        let temporary = temporary_name(name);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::openat(&folder, &temporary, flags, Mode::from_raw_mode(0o666))?);
         let out = Some(io::BufWriter::with_capacity(BUFFER_BYTES, file));
-        Ok(NewFile { out, path: path.to_owned(), temporary, bytes: 0 })
+        Ok(NewFile { out, path: path.to_owned(), folder, temporary, name: name.to_owned(), bytes: 0 })
     }
 
     /// The name that it will have.
@@ -60,8 +105,8 @@ impl NewFile {
         let out = self.out.take().expect("invariant: a file is finished once");
         let done = out.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| {
             file.sync_all()?;
-            std::fs::rename(&self.temporary, &self.path)?;
-            File::open(folder_of(&self.path))?.sync_all()
+            self.rename()?;
+            self.folder.sync_all()
         });
         self.judged(done)
     }
@@ -70,13 +115,22 @@ impl NewFile {
     pub(crate) fn finish_unsynced(mut self) -> Result<(), DataError> {
         let out = self.out.take().expect("invariant: a file is finished once");
         let flushed = out.into_inner().map_err(io::IntoInnerError::into_error);
-        let done = flushed.and_then(|_| std::fs::rename(&self.temporary, &self.path));
+        let done = flushed.and_then(|_| self.rename());
         self.judged(done)
+    }
+
+    fn rename(&self) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.folder, &self.temporary, &self.folder, &self.name)?)
+    }
+
+    /// Removes what has not got its name. An error that led here is the one to report.
+    fn remove(&self) {
+        let _ = rustix::fs::unlinkat(&self.folder, &self.temporary, AtFlags::empty());
     }
 
     fn judged(&self, done: io::Result<()>) -> Result<(), DataError> {
         done.map_err(|error| {
-            let _ = std::fs::remove_file(&self.temporary);
+            self.remove();
             failed(&self.path, &error)
         })
     }
@@ -98,7 +152,7 @@ impl Drop for NewFile {
         if let Some(out) = self.out.take() {
             // What is in the buffer is not wanted any more.
             drop(out.into_parts());
-            let _ = std::fs::remove_file(&self.temporary);
+            self.remove();
         }
     }
 }
@@ -107,12 +161,23 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// A folder in a folder, made if it is not there; an error where a symbolic link is in its place.
+fn made_folder(folder: &File, name: &OsStr) -> io::Result<File> {
+    match rustix::fs::mkdirat(folder, name, Mode::from_raw_mode(0o777)) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?))
+}
+
 /// A hidden name that no other process and no other thread of this one has.
-fn temporary_name(path: &Path) -> PathBuf {
+fn temporary_name(name: &OsStr) -> OsString {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    folder_of(path).join(format!(".{name}.{}-{number}.part", std::process::id()))
+    // As much of the name as leaves room for the rest: a file system allows 255 bytes.
+    let begin: String = name.to_string_lossy().chars().take(40).collect();
+    format!(".{begin}.{}-{number}.part", std::process::id()).into()
 }
 
 fn failed(path: &Path, error: &io::Error) -> DataError {
@@ -171,6 +236,28 @@ mod tests {
         assert!(error.contains("the disk is full") && error.contains("/a "), "{error}");
         drop(file);
         assert_eq!(names(&folder).len(), 0);
+    }
+
+    #[test]
+    fn a_name_from_data_leads_neither_out_of_the_folder_nor_through_a_link() {
+        let folder = Folder::new();
+        for name in ["root", "elsewhere"] {
+            std::fs::create_dir(folder.join(name)).unwrap();
+        }
+        let root = folder.join("root");
+        std::os::unix::fs::symlink(folder.join("elsewhere"), root.join("link")).unwrap();
+        std::os::unix::fs::symlink(folder.join("elsewhere/new"), root.join("dangling")).unwrap();
+        let long = "a".repeat(300);
+        for name in ["", ".", "..", "../a", "a/../b", "/a", "link/a", "dangling", "nul\0", &long] {
+            let error = NewFile::create_below(&root, Path::new(name)).unwrap_err().to_string();
+            assert!(error.starts_with(&root.join(name).display().to_string()), "{name}: {error}");
+        }
+        assert!(!folder.join("a").exists() && !folder.join("b").exists());
+        assert_eq!(std::fs::read_dir(folder.join("elsewhere")).unwrap().count(), 0);
+        NewFile::create_below(&root, Path::new("deep/er/a")).unwrap().finish().unwrap();
+        assert!(root.join("deep/er/a").is_file());
+        let error = NewFile::create_below(&root, Path::new("deep/er/a")).unwrap_err().to_string();
+        assert!(error.contains("two records have one name"), "{error}");
     }
 
     #[test]

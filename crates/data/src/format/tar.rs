@@ -10,8 +10,9 @@
 //! What is deliberately not here: owners, modes and times; sparse files; compression, for an entry of a compressed
 //! archive has no place.
 
-use super::{FormatError, MAX_RECORD_BYTES, NewFile, SequentialReader, StoredFile};
+use super::{FormatError, NewFile, SequentialReader, StoredFile};
 use crate::DataError;
+use crate::limit::Limit;
 
 /// Everything in an archive comes in blocks of this size.
 const BLOCK_BYTES: usize = 512;
@@ -86,10 +87,7 @@ impl<'a> TarReader<'a> {
                     let name = long_name.unwrap_or(header.name);
                     let name = String::from_utf8(name)
                         .map_err(|_| file.error(at, "the name of an entry is not written in UTF-8"))?;
-                    if bytes > MAX_RECORD_BYTES {
-                        let limit = MAX_RECORD_BYTES;
-                        return Err(file.error(at, format!("{name} has {bytes} bytes; {limit} are read at most")));
-                    }
+                    Limit::of_process().check(bytes).map_err(|error| file.error(at, format!("{name}: {error}")))?;
                     return Ok(Some(TarEntry { name, header: at, offset: self.reader.offset(), bytes }));
                 }
                 b'S' => return Err(file.error(at, "sparse entries of GNU tar are not read: pack without --sparse")),

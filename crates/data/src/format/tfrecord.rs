@@ -15,8 +15,9 @@
 
 use std::ops::Range;
 
-use super::{FormatError, MAX_RECORD_BYTES, NewFile, PIECE_BYTES, SequentialReader, StoredFile};
+use super::{FormatError, NewFile, PIECE_BYTES, SequentialReader, StoredFile};
 use crate::DataError;
+use crate::limit::Limit;
 
 /// The length and its checksum, before the data.
 const HEADER_BYTES: usize = 12;
@@ -170,10 +171,7 @@ fn check_length(file: &StoredFile, RecordPlace { offset, bytes }: RecordPlace) -
             format!("the file ends within a record: it should have {bytes} bytes, and {left} are left"),
         ));
     }
-    if bytes > MAX_RECORD_BYTES {
-        return Err(file.error(offset, format!("a record of {bytes} bytes; {MAX_RECORD_BYTES} are read at most")));
-    }
-    Ok(())
+    Limit::of_process().check(bytes).map_err(|error| file.error(offset, format!("a record: {error}")))
 }
 
 fn check_data(file: &StoredFile, place: RecordPlace, data: &[u8], checksum: &[u8]) -> Result<(), FormatError> {

@@ -21,10 +21,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tiff::decoder::{Decoder, DecodingResult, Limits};
+use tiff::tags::Tag;
 
 use super::{FormatError, StoredFile};
 use crate::chance::{Chance, StreamPurpose};
 use crate::folder::draw::{NOTHING, drawn_evenly, drawn_for_tests, hash};
+use crate::limit::Limit;
 use crate::resample::{Grid, resample};
 use crate::sample::{ImageShape, Label, Sample, Split, Task, normalised};
 use crate::storage::{Object, Storage};
@@ -59,10 +61,17 @@ pub struct Band {
 /// Decodes a TIFF file with one band. The error is the cause alone.
 pub fn decode_band(bytes: &[u8]) -> Result<Band, String> {
     let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        check_directory(bytes)?;
+        let limit = Limit::of_process();
         let mut limits = Limits::default();
-        limits.decoding_buffer_size = MAX_FILE_BYTES as usize;
+        limits.decoding_buffer_size = limit.bytes().min(MAX_FILE_BYTES) as usize;
+        limits.intermediate_buffer_size = limits.decoding_buffer_size;
         let mut decoder = Decoder::new(Cursor::new(bytes)).map_err(|error| error.to_string())?.with_limits(limits);
         let (width, height) = decoder.dimensions().map_err(|error| error.to_string())?;
+        // The decoder makes room for a row of a tile. A tile may be larger than its image.
+        let samples = decoder.find_tag_unsigned::<u16>(Tag::SamplesPerPixel).map_err(|error| error.to_string())?;
+        let row_values = u64::from(decoder.chunk_dimensions().0) * u64::from(samples.unwrap_or(1));
+        limit.check_all(row_values, size_of::<f64>()).map_err(|error| format!("a row of its tiles: {error}"))?;
         let values = decoder.read_image().map_err(|error| error.to_string())?;
         Ok((height as usize, width as usize, values))
     }));
@@ -79,6 +88,39 @@ pub fn decode_band(bytes: &[u8]) -> Result<Band, String> {
         return Err(format!("it has {} numbers for {height} x {width} pixels: one band is read", values.len()));
     }
     Ok(Band { height, width, values })
+}
+
+/// Checks that the values of all tags lie within the file: the decoder reads them before it has limits, and makes room
+/// for as many as are claimed. A file whose directory is not found is left to the decoder to refuse.
+fn check_directory(bytes: &[u8]) -> Result<(), String> {
+    let is_little = bytes.starts_with(b"II");
+    let number = |at: u64, width: u64| -> Option<u64> {
+        let begin = usize::try_from(at).ok()?;
+        let field = bytes.get(begin..begin.checked_add(width as usize)?)?;
+        let digit = |value: u64, byte: &u8| value << 8 | u64::from(*byte);
+        Some(if is_little { field.iter().rev().fold(0, digit) } else { field.iter().fold(0, digit) })
+    };
+    // Sizes of the larger layout (BigTIFF), and of the usual one: an offset, the number of entries, an entry.
+    let is_large = number(2, 2) == Some(43);
+    let (wide, count_bytes, entry_bytes) = if is_large { (8, 8, 20) } else { (4, 2, 12) };
+    let Some(directory) = number(if is_large { 8 } else { 4 }, wide) else { return Ok(()) };
+    let entries = number(directory, count_bytes).unwrap_or(0).min(bytes.len() as u64 / entry_bytes);
+    let begin = directory.saturating_add(count_bytes);
+    for at in (0..entries).map(|entry| begin.saturating_add(entry * entry_bytes)) {
+        let (Some(tag), Some(kind), Some(count)) = (number(at, 2), number(at + 2, 2), number(at + 4, wide)) else {
+            return Ok(());
+        };
+        let each = match kind {
+            3 | 8 => 2,
+            4 | 9 | 11 | 13 => 4,
+            5 | 10 | 12 | 16..=18 => 8,
+            _ => 1,
+        };
+        if count.saturating_mul(each) > bytes.len() as u64 {
+            return Err(format!("the tag {tag} claims {count} values, more than the file has"));
+        }
+    }
+    Ok(())
 }
 
 /// Whether a file has the labels of a patch, by its name.
@@ -167,6 +209,7 @@ impl Patches {
         if config.side == 0 || !(0.0..1.0).contains(&config.test_share) {
             return Err(DataError("patches need a side, and a share for tests from 0 up to, but not, 1".to_owned()));
         }
+        Limit::check_setting()?;
         let files = storage.list(&within(path)).map_err(|error| DataError(error.to_string()))?;
         let mut said: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for file in files.iter().filter(|file| file.path.ends_with(LABELS)) {

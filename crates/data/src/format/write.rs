@@ -8,11 +8,12 @@
 use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
 
+use super::NewFile;
 use super::example::{Example, Feature};
 use super::tar::TarWriter;
 use super::tfrecord::TfRecordWriter;
-use super::{MAX_RECORD_BYTES, NewFile};
 use crate::DataError;
+use crate::limit::Limit;
 use crate::sample::Label;
 
 /// A record that is to be written.
@@ -50,10 +51,9 @@ pub(crate) enum Said {
 
 /// What of a label is written.
 pub(crate) fn said(record: &NewRecord<'_>) -> Result<Said, DataError> {
-    if record.encoded.len() as u64 > MAX_RECORD_BYTES {
-        let (name, bytes) = (record.name, record.encoded.len());
-        return Err(DataError(format!("{name} has {bytes} bytes; a record has {MAX_RECORD_BYTES} at most")));
-    }
+    // Readers have the same limit.
+    let fits = Limit::of_process().check(record.encoded.len() as u64);
+    fits.map_err(|error| DataError(format!("{}: {error}", record.name)))?;
     match record.label {
         Label::Class(class) => Ok(Said::Class(i64::from(*class))),
         Label::Labels(all) => {
@@ -206,10 +206,10 @@ impl FolderWriter {
         Ok(FolderWriter { root: root.to_owned(), class_names, bytes: 0, table: Vec::new(), header: None })
     }
 
-    fn class_folder(&self, class: i64) -> String {
+    fn class_folder(&self, class: i64) -> Result<String, String> {
         let name = usize::try_from(class).ok().and_then(|class| self.class_names.get(class));
         // Six digits hold every number of a class, and sort as numbers do.
-        name.map_or_else(|| format!("{class:06}"), |name| name.replace('/', "_"))
+        name.map_or_else(|| Ok(format!("{class:06}")), |name| class_folder(name))
     }
 }
 
@@ -219,7 +219,7 @@ impl ShardWriter for FolderWriter {
         name.set_extension(checked_ending(record)?);
         let (header, said) = match said(record)? {
             Said::Class(class) => {
-                let folder = self.class_folder(class);
+                let folder = self.class_folder(class).map_err(|why| DataError(format!("{}: {why}", record.name)))?;
                 if !name.starts_with(&folder) {
                     name = Path::new(&folder).join(name);
                 }
@@ -231,11 +231,7 @@ impl ShardWriter for FolderWriter {
         if *self.header.get_or_insert(header) != header {
             return Err(DataError(format!("{} has a label of another kind than those before it", record.name)));
         }
-        let path = self.root.join(&name);
-        if path.exists() {
-            return Err(DataError(format!("{} is there already: two records have one name", path.display())));
-        }
-        let mut file = NewFile::create(&path)?;
+        let mut file = NewFile::create_below(&self.root, &name)?;
         file.write(record.encoded)?;
         // All of them are synced together in the end: a wait for the disk for every image would take hours.
         file.finish_unsynced()?;
@@ -260,6 +256,17 @@ impl ShardWriter for FolderWriter {
         }
         Ok(())
     }
+}
+
+/// Bytes of a name in a folder, at most, on the usual file systems.
+const MAX_NAME_BYTES: usize = 255;
+
+/// The folder of a class. Names come from data: one that cannot be a visible folder of its own is refused.
+pub(crate) fn class_folder(class: &str) -> Result<String, String> {
+    let name = class.replace('/', "_");
+    // Readers pass over hidden folders; `.` and `..` are among them.
+    let is_folder = !name.is_empty() && !name.starts_with('.') && !name.contains('\0') && name.len() <= MAX_NAME_BYTES;
+    if is_folder { Ok(name) } else { Err(format!("its class {class:?} cannot be the name of a folder; rename it")) }
 }
 
 /// A name as a path that leads nowhere but down.

@@ -19,6 +19,7 @@ mod zune;
 
 use std::panic::AssertUnwindSafe;
 
+use crate::limit::Limit;
 pub(crate) use picture::{Picture, Pixel, Rect, Size, grey_of};
 
 /// Bytes of an encoded image, at most: more than any camera writes.
@@ -27,6 +28,9 @@ pub(crate) const MAX_ENCODED_BYTES: usize = 256 << 20;
 /// Pixels of an image, at most: as many as the largest common cameras have. Decoding them takes up to a gigabyte for a
 /// moment, in each thread.
 pub(crate) const MAX_PIXELS: usize = 100_000_000;
+
+/// Bytes that decoding takes for each pixel: a picture, and the samples of three bands or the buffers of a library.
+const PIXEL_BYTES: usize = 8;
 
 /// Which bands are wanted of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +118,10 @@ impl<'a> Source<'a> {
         })?;
         let Size { height, width } = size;
         let pixels = height.checked_mul(width).filter(|pixels| (1..=MAX_PIXELS).contains(pixels));
-        pixels.ok_or_else(|| format!("it claims to have {width} x {height} pixels; 1 to {MAX_PIXELS} are read"))?;
+        let pixels =
+            pixels.ok_or_else(|| format!("it claims to have {width} x {height} pixels; 1 to {MAX_PIXELS} are read"))?;
+        let limit = Limit::of_process().check_all(pixels as u64, PIXEL_BYTES);
+        limit.map_err(|error| format!("{width} x {height} pixels: {error}"))?;
         Ok(Source { encoded, format, size })
     }
 

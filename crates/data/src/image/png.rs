@@ -7,13 +7,15 @@
 use std::io::Cursor;
 
 use super::{Colours, MAX_PIXELS, Picture, Rect, Size, one_line};
+use crate::limit::Limit;
 
 fn fail(error: png::DecodingError) -> String {
     format!("no whole PNG: {}", one_line(&error.to_string()))
 }
 
 fn decoder(encoded: &[u8]) -> png::Decoder<Cursor<&[u8]>> {
-    let limits = png::Limits { bytes: 4 * MAX_PIXELS };
+    let limit = usize::try_from(Limit::of_process().bytes()).unwrap_or(usize::MAX);
+    let limits = png::Limits { bytes: limit.min(4 * MAX_PIXELS) };
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(encoded), limits);
     decoder.set_transformations(png::Transformations::normalize_to_color8());
     decoder

@@ -11,6 +11,9 @@ use zune_jpeg::zune_core::options::DecoderOptions;
 
 use super::{Colours, Picture, Rect, Size, one_line};
 
+/// Scans of an image, at most. Encoders write about ten. A scan of a few bytes passes over all coefficients.
+const MAX_SCANS: usize = 200;
+
 fn fail(error: zune_jpeg::errors::DecodeErrors) -> String {
     format!("no whole JPEG: {}", one_line(&error.to_string()))
 }
@@ -34,6 +37,10 @@ pub(super) fn decode(encoded: &[u8], part: Rect, colours: Colours, picture: &mut
     let mut decoder = decoder(encoded);
     decoder.decode_headers().map_err(fail)?;
     let width: usize = decoder.info().ok_or("a JPEG without size")?.width.into();
+    let scans = encoded.windows(2).filter(|pair| *pair == [0xff, 0xda]).count();
+    if scans > MAX_SCANS {
+        return Err(format!("no whole JPEG: it has {scans} scans; {MAX_SCANS} are read at most"));
+    }
     if !has_end(encoded) {
         return Err("no whole JPEG: the image ends before its last row".to_owned());
     }

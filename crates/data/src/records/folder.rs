@@ -11,7 +11,7 @@ use super::config::{LabelKind, RecordsConfig};
 use super::find::{Found, PARTS, shown};
 use super::labels::{Known, Marks, resolve};
 use crate::folder::draw::{NOTHING, hash};
-use crate::format::MAX_RECORD_BYTES;
+use crate::limit::Limit;
 use crate::sample::{Label, Task};
 use crate::storage::{Object, Storage};
 use crate::{DataError, SampleError};
@@ -75,9 +75,7 @@ impl Records for FolderRecords {
         let Some(object) = self.files.get(index) else {
             return Err(fail(format!("there are {} images, and they begin with 0", self.len())));
         };
-        if object.bytes > MAX_RECORD_BYTES {
-            return Err(fail(format!("the file has {} bytes; images may have {MAX_RECORD_BYTES}", object.bytes)));
-        }
+        Limit::of_process().check(object.bytes).map_err(|error| fail(error.to_string()))?;
         encoded.resize(object.bytes as usize, 0);
         self.storage.read_at(&object.path, 0, encoded).map_err(|error| fail(error.cause))?;
         Ok(self.known.label(index))

@@ -18,6 +18,7 @@ use super::config::IndexPlace;
 use super::labels::Marks;
 use crate::folder::draw::{NOTHING, hash};
 use crate::format::{NewFile, StoredFile};
+use crate::limit::Limit;
 
 /// A record of a shard, as looking through it has found it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -51,6 +52,9 @@ impl About {
     }
 }
 
+/// How many times larger an entry is in memory than in its file, at most: four bytes say that there is nothing.
+const ENTRY_GROWTH: u64 = size_of::<Entry>() as u64 / 4;
+
 /// How an index begins: what it is, and the number of its layout.
 const MAGIC: &[u8; 8] = b"FARINDX\x01";
 
@@ -74,7 +78,8 @@ pub(crate) fn path(file: &StoredFile, place: &IndexPlace) -> Option<PathBuf> {
 
 /// Reads an index, if it is a good one.
 pub(crate) fn load(path: &Path, about: &About) -> Option<Vec<Entry>> {
-    let bytes = std::fs::read(path).ok()?;
+    // An entry takes many times the bytes that it has in the file.
+    let bytes = Limit::of_process().divided_by(ENTRY_GROWTH).read(std::fs::File::open(path).ok()?).ok()?;
     decode(&bytes, about)
 }
 
@@ -97,7 +102,11 @@ fn decode(bytes: &[u8], about: &About) -> Option<Vec<Entry>> {
         return None;
     }
     let (found, entries): (About, Vec<Entry>) = postcard::from_bytes(body).ok()?;
-    let within = |entry: &Entry| entry.offset.checked_add(entry.bytes).is_some_and(|end| end <= about.bytes);
+    // A record is read into memory as a whole.
+    let limit = Limit::of_process();
+    let within = |entry: &Entry| {
+        limit.check(entry.bytes).is_ok() && entry.offset.checked_add(entry.bytes).is_some_and(|end| end <= about.bytes)
+    };
     (found == *about && entries.iter().all(within)).then_some(entries)
 }
 
@@ -164,6 +173,8 @@ mod tests {
         }
         let outside = [Entry { offset: 99, bytes: 2, ..Entry::default() }];
         assert_eq!(decode(&encode(&about(), &outside), &about()), None);
+        let (large, about) = ([Entry { bytes: 2 << 30, ..Entry::default() }], About { bytes: 4 << 30, ..about() });
+        assert_eq!(decode(&encode(&about, &large), &about), None, "a record is at most as large as the limit");
     }
 
     #[test]

@@ -35,6 +35,7 @@ pub use local::{is_sharded, local};
 
 use std::sync::Arc;
 
+use crate::limit::Limit;
 use crate::sample::{Label, Split, Task};
 use crate::storage::Storage;
 use crate::{DataError, SampleError};
@@ -122,6 +123,7 @@ fn open_found(
     found: find::Found,
     config: &RecordsConfig,
 ) -> Result<Arc<dyn Records>, DataError> {
+    Limit::check_setting()?;
     let reader: Box<dyn sharded::ShardReader> = match found.format {
         find::Format::Images => return Ok(Arc::new(folder::FolderRecords::open(storage, found, config)?)),
         find::Format::TfRecord => Box::new(tfrecord::TfRecords::new(config)),

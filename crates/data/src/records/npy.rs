@@ -18,6 +18,7 @@ use super::sharded::{Place, ShardReader};
 use crate::DataError;
 use crate::format::npy::{Array, ArrayBytes, Element, Values, ZipMember, members, unpacked};
 use crate::format::{FormatError, StoredFile, pnm};
+use crate::limit::Limit;
 
 /// Words of names of images and labels, in pairs: a file of images has its labels in one named by the other word.
 const WORDS: [(&str, &str); 5] =
@@ -109,6 +110,9 @@ impl ShardReader for ArrayRows {
         }
         let mut entries = Vec::new();
         let mut buffer = Vec::new();
+        // Rows of a byte are known by entries that are many times larger.
+        let limit = Limit::of_process().check_all(images.rows(), size_of::<Entry>());
+        limit.map_err(|error| shard.error_of_all(format!("{} rows: {error}", images.rows())))?;
         for row in 0..images.rows() {
             let marks = match &labels {
                 None => Marks::Nothing,

@@ -11,6 +11,7 @@ use super::labels::Marks;
 use super::sharded::{Place, ShardReader};
 use crate::format::parquet::{Label, PageCache, ParquetFile};
 use crate::format::{FormatError, StoredFile};
+use crate::limit::Limit;
 
 /// Reads Parquet files.
 #[derive(Debug)]
@@ -48,7 +49,10 @@ impl ShardReader for ParquetRows {
         let labels = file.labels()?;
         let mut labels = labels.into_iter().flatten();
         let mut entries = Vec::new();
+        let mut budget = Limit::of_process().budget();
         file.each_image(|row, place, image| {
+            // A run of one value has any number of rows in a few bytes.
+            budget.take(size_of::<Entry>() as u64).map_err(|error| shard.error_of_all(error.to_string()))?;
             if image.is_empty() {
                 return Err(shard.error_of_all(format!("the image of row {row} has no bytes")));
             }

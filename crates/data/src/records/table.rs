@@ -13,11 +13,9 @@ use super::labels::Marks;
 use crate::DataError;
 use crate::folder::table::{Mistake, Said, Table, is_number, mistake, read_rows};
 use crate::format::StoredFile;
+use crate::limit::Limit;
 use crate::sample::Split;
 use crate::storage::{Object, Storage};
-
-/// Bytes of a table, at most: ten million lines.
-const MAX_TABLE_BYTES: u64 = 1 << 30;
 
 /// What a table says, line by line.
 #[derive(Clone, Debug)]
@@ -58,11 +56,7 @@ pub(crate) fn read(
 ) -> Result<(Labelled, Vec<Object>), DataError> {
     let file = StoredFile::known(Arc::clone(storage), &table.path, table.bytes);
     let fail = |error: crate::format::FormatError| DataError(error.to_string());
-    if table.bytes > MAX_TABLE_BYTES {
-        return Err(fail(
-            file.error_of_all(format!("the table has {} bytes; it may have {MAX_TABLE_BYTES}", table.bytes)),
-        ));
-    }
+    Limit::of_process().check(table.bytes).map_err(|error| fail(file.error_of_all(error.to_string())))?;
     let bytes = file.head(table.bytes as usize).map_err(fail)?;
     let understood = read_rows(bytes).and_then(|table| Ok((labelled(&table)?, named(&table, root, files)?)));
     understood.map_err(|mistake| mistake.in_table(file.shown()))

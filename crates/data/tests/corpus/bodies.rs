@@ -19,48 +19,62 @@ use farandole_data::storage::{Object, Storage, StorageError, StorageErrorKind};
 /// Records of a file that are read, at most: an array of empty rows has any number of them.
 const RECORDS: usize = 32;
 
-/// One file in memory.
+/// Files in memory.
 #[derive(Debug)]
-struct OneFile {
-    name: &'static str,
-    bytes: Vec<u8>,
-}
+struct Files(Vec<(&'static str, Vec<u8>)>);
 
-impl OneFile {
-    fn missing(&self, path: &str) -> StorageError {
-        let cause = "there is one file here, and that is another one".to_owned();
-        StorageError { path: path.to_owned(), offset: None, kind: StorageErrorKind::NotFound, cause }
+impl Files {
+    fn find(&self, path: &str) -> Result<&[u8], StorageError> {
+        let found = self.0.iter().find(|(name, _)| *name == path).map(|(_, bytes)| bytes.as_slice());
+        found.ok_or_else(|| {
+            let cause = "there is no such file here".to_owned();
+            StorageError { path: path.to_owned(), offset: None, kind: StorageErrorKind::NotFound, cause }
+        })
     }
 }
 
-impl Storage for OneFile {
+impl Storage for Files {
     fn list(&self, prefix: &str) -> Result<Vec<Object>, StorageError> {
-        let object = Object { path: self.name.to_owned(), bytes: self.bytes.len() as u64 };
-        Ok(if self.name.starts_with(prefix) { vec![object] } else { Vec::new() })
+        let found = self.0.iter().filter(|(name, _)| name.starts_with(prefix));
+        Ok(found.map(|(name, bytes)| Object { path: (*name).to_owned(), bytes: bytes.len() as u64 }).collect())
     }
 
     fn size(&self, path: &str) -> Result<u64, StorageError> {
-        if path == self.name { Ok(self.bytes.len() as u64) } else { Err(self.missing(path)) }
+        self.find(path).map(|bytes| bytes.len() as u64)
     }
 
     fn read_at(&self, path: &str, offset: u64, buffer: &mut [u8]) -> Result<(), StorageError> {
-        let begin = usize::try_from(offset).ok().filter(|_| path == self.name).ok_or_else(|| self.missing(path))?;
-        let there = self.bytes.get(begin..).and_then(|rest| rest.get(..buffer.len()));
-        buffer.copy_from_slice(there.ok_or_else(|| self.missing(path))?);
+        let begin = usize::try_from(offset).unwrap_or(usize::MAX);
+        let there = self.find(path)?.get(begin..).and_then(|rest| rest.get(..buffer.len()));
+        let Some(there) = there else {
+            let cause = "the file ends before these bytes".to_owned();
+            return Err(StorageError {
+                path: path.to_owned(),
+                offset: Some(offset),
+                kind: StorageErrorKind::NotFound,
+                cause,
+            });
+        };
+        buffer.copy_from_slice(there);
         Ok(())
     }
 
     fn describe(&self) -> String {
-        self.name.to_owned()
+        "files in memory".to_owned()
     }
 }
 
 /// Opens a file by its name and reads its records; what is no image is not decoded. How many could be read.
 fn read_all(name: &'static str, bytes: Vec<u8>) -> usize {
-    let storage: Arc<dyn Storage> = Arc::new(OneFile { name, bytes });
+    read_files(vec![(name, bytes)], name)
+}
+
+/// The same for what is at a path among these files.
+fn read_files(files: Vec<(&'static str, Vec<u8>)>, path: &str) -> usize {
+    let storage: Arc<dyn Storage> = Arc::new(Files(files));
     // In one thread: nothing is gained by more, and the fuzzer counts them.
     let config = RecordsConfig { index: IndexPlace::Nowhere, threads: 1, ..RecordsConfig::default() };
-    let Ok(records) = records::open(storage, name, &config) else { return 0 };
+    let Ok(records) = records::open(storage, path, &config) else { return 0 };
     let (mut encoded, mut read) = (Vec::new(), 0);
     for index in 0..records.len().min(RECORDS) {
         let Ok(label) = records.read(index, &mut encoded) else { continue };
@@ -75,6 +89,14 @@ fn read_all(name: &'static str, bytes: Vec<u8>) -> usize {
         read += 1;
     }
     read
+}
+
+/// Bytes taken for the table of labels in a folder of images.
+pub(crate) fn table(bytes: &[u8]) -> usize {
+    let image = b"P5\n1 1\n255\n\x07".to_vec();
+    let mut files = vec![("labels.csv", bytes.to_vec())];
+    files.extend(["a.png", "b.jpg", "deep/c.pgm"].map(|name| (name, image.clone())));
+    read_files(files, "")
 }
 
 pub(crate) fn jpeg(bytes: &[u8]) -> usize {
@@ -132,7 +154,7 @@ pub(crate) fn tiff_band(bytes: &[u8]) -> usize {
 
 /// Bytes taken for the index of a shard: one beside it that is damaged, or of another shard, changes nothing.
 pub(crate) fn index(bytes: &[u8]) -> usize {
-    let storage: Arc<dyn Storage> = Arc::new(OneFile { name: "a.tar", bytes: Vec::new() });
+    let storage: Arc<dyn Storage> = Arc::new(Files(vec![("a.tar", Vec::new())]));
     let shard = StoredFile::known(storage, "a.tar", 4096);
     records::check_any_index(bytes, &shard)
 }

@@ -6,10 +6,24 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod bodies;
+#[path = "../memory/counting.rs"]
+mod counting;
+#[path = "../memory/parquet_file.rs"]
+mod parquet_file;
 #[path = "../../../../fuzz/seeds.rs"]
 mod seeds;
 
+use std::sync::{Mutex, PoisonError};
+
+use counting::peak_of;
+use farandole_data::limit::Limit;
 use seeds::{Seed, replay};
+
+/// The limit of one item in these tests.
+const LIMIT: usize = 8 << 20;
+
+/// What one input may allocate at once. All of them have less than a megabyte.
+const ALLOWED: usize = 8 * LIMIT;
 
 /// Mutations of each target where nothing is said: a second or so in all.
 const MUTATIONS: usize = 4_000;
@@ -62,6 +76,15 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
 
 /// Replays the seeds of a target, and tries what they become when they are damaged.
 fn try_all(target: &str, made: &[Seed], check: impl Fn(&[u8]) -> usize) {
+    // Tests measure one at a time where they share a process. A test that has failed is no reason for others to.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    assert_eq!(Limit::set(LIMIT as u64), Limit::of(LIMIT as u64));
+    let check = |bytes: &[u8]| {
+        let (read, peak) = peak_of(|| check(bytes));
+        assert!(peak <= ALLOWED, "{target}: {peak} bytes were allocated at once for {} bytes", bytes.len());
+        read
+    };
     assert!(check(&made[0].1) > 0, "the first seed is a good file");
     replay(target, made, |bytes| {
         check(bytes);
@@ -122,12 +145,29 @@ fn npy() {
 
 #[test]
 fn parquet() {
+    use parquet_file::*;
+    let (plain, packed) = (plain_image(), gzip(&plain_image()));
+    let page = |stored: &[u8], values, encoding| data_page(stored, plain.len() as i64, values, encoding);
+    let dictionary = dictionary_page(&plain, plain.len() as i64, 1);
+    // A run of one index of no bits.
+    let run = Column {
+        pages: vec![dictionary, data_page(&[0, 2, 0], 3, 1, RLE_DICTIONARY)],
+        has_dictionary: true,
+        compression: 0,
+    };
+    // One length in a block of 128, of no bits, and its value.
+    let lengths = [&[0x80, 1, 4, 1], varint(2 * (plain.len() as u64 - 4)).as_slice(), &plain[4..]].concat();
     let made = [
         seed("snappy", include_bytes!("../foreign/snappy.parquet")),
         seed("names", include_bytes!("../foreign/names.parquet")),
         seed("lists", include_bytes!("../foreign/lists.parquet")),
         seed("zstd", include_bytes!("../foreign/zstd.parquet")),
         seed("empty", b""),
+        seed("small", &file(&images(), &labels(), 1, 1)),
+        seed("gzip", &file(&column(vec![page(&packed, 1, PLAIN)], GZIP), &labels(), 1, 1)),
+        seed("two-billion-rows", &file(&column(vec![page(&packed, i32::MAX.into(), PLAIN)], GZIP), &labels(), 1, 1)),
+        seed("dictionary", &file(&run, &labels(), 1, 1)),
+        seed("lengths", &file(&column(vec![page(&lengths, 1, DELTA_LENGTH)], 0), &labels(), 1, 1)),
     ];
     try_all("data_parquet", &made, bodies::parquet);
 }
@@ -141,6 +181,18 @@ fn tiff() {
         seed("empty", b""),
     ];
     try_all("data_tiff", &made, bodies::tiff_band);
+}
+
+#[test]
+fn table() {
+    let made = [
+        seed("classes", b"file,class\na.png,dog\ndeep/c.pgm,cat\n"),
+        seed("labels", b"file,labels,split\na.png,1;3,train\nb.jpg,,test\n"),
+        seed("values", b"\xef\xbb\xbffile,age\n\"a.png\",34.5\nb.jpg,61\n"),
+        seed("outside", b"file,class\n../a.png,dog\n"),
+        seed("empty", b""),
+    ];
+    try_all("data_table", &made, bodies::table);
 }
 
 #[test]

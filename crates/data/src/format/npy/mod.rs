@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::{FormatError, MAX_RECORD_BYTES, StoredFile};
+use super::{FormatError, StoredFile};
+use crate::limit::Limit;
 
 /// Bytes of a header, at most: it is a line of text.
 const MAX_HEADER_BYTES: u64 = 64 << 10;
@@ -166,7 +167,14 @@ impl Array {
         let all = row.and_then(|row| row.checked_mul(array.rows()));
         let there = array.len() - array.data;
         match (row, all) {
-            (Some(row), Some(all)) if all <= there && row <= MAX_RECORD_BYTES => Ok(array),
+            // An array of empty rows may have any number of them.
+            (Some(0), _) if array.rows() > 0 => {
+                Err(fail(format!("rows of the shape {:?} are empty", array.row_shape())))
+            }
+            (Some(row), Some(all)) if all <= there => {
+                Limit::of_process().check(row).map_err(|error| fail(format!("a row: {error}")))?;
+                Ok(array)
+            }
             _ => {
                 let shape = &array.shape;
                 Err(fail(format!("an array of the shape {shape:?} does not fit into the {there} bytes that follow")))

@@ -9,6 +9,7 @@ use flate2::Crc;
 use flate2::read::DeflateDecoder;
 
 use crate::format::{FormatError, StoredFile};
+use crate::limit::Limit;
 
 /// The fixed part of the record at the end.
 const END_BYTES: usize = 22;
@@ -18,9 +19,6 @@ const TAIL_BYTES: u64 = END_BYTES as u64 + u16::MAX as u64;
 
 /// Members of an archive and bytes of their list, at most. Nobody keeps as many arrays in one.
 const MAX_LIST_BYTES: u64 = 16 << 20;
-
-/// Bytes that a compressed member may be unpacked to: it stays in memory.
-const MAX_UNPACKED_BYTES: u64 = 8 << 30;
 
 /// A member of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,16 +68,15 @@ pub fn members(file: &StoredFile) -> Result<Vec<ZipMember>, FormatError> {
 /// The bytes of a compressed member.
 pub fn unpacked(file: &StoredFile, member: &ZipMember) -> Result<Vec<u8>, FormatError> {
     let fail = |cause: String| file.error(member.offset, format!("the member {}: {cause}", member.name));
-    if member.bytes > MAX_UNPACKED_BYTES {
-        let bytes = member.bytes;
-        return Err(fail(format!("it would take {bytes} bytes of memory: save it uncompressed (numpy.savez)")));
-    }
+    // It stays in memory.
+    let limit = Limit::of_process();
+    limit.check(member.bytes).map_err(|error| fail(format!("{error}, or save it uncompressed (numpy.savez)")))?;
     if member.offset.checked_add(member.packed_bytes).is_none_or(|end| end > file.bytes()) {
         return Err(fail("the archive ends within it".to_owned()));
     }
     let mut packed = vec![0; member.packed_bytes as usize];
     file.read_at(member.offset, &mut packed)?;
-    // Grows with what is really there, whatever is claimed.
+    // At most a byte more than is claimed, which is refused below.
     let mut bytes = Vec::new();
     let read = DeflateDecoder::new(packed.as_slice()).take(member.bytes + 1).read_to_end(&mut bytes);
     read.map_err(|error| fail(format!("it cannot be unpacked: {error}")))?;

@@ -6,14 +6,17 @@
 //! like a part of any other file. Of a compressed column the page with the row is unpacked, and kept for a while
 //! (`pages`).
 //!
-//! **Invariant:** a panic of the decoder over a damaged file is an error of that file.
+//! **Invariant:** a panic of the decoder over a damaged file is an error of that file. What headers claim is checked
+//! before the decoder allocates for it: the footer by `thrift`, pages by `checked`.
 //!
 //! What is deliberately not here: zstd and brotli, which no pure Rust library that is kept well enough unpacks in the
 //! `parquet` crate; such columns are refused with the name of the method.
 
+mod checked;
 mod column;
 mod pages;
 mod source;
+mod thrift;
 mod write;
 
 pub(crate) use pages::PageCache;
@@ -27,6 +30,7 @@ use parquet::file::reader::{FileReader as _, SerializedFileReader};
 use parquet::schema::types::ColumnDescriptor;
 
 use super::{FormatError, StoredFile};
+use crate::limit::Limit;
 use column::{Cells, ColumnCells};
 use source::Source;
 
@@ -64,6 +68,7 @@ impl ParquetFile {
     /// Reads the end of a file, which says what is in it, and finds the columns of these names, or of the usual ones.
     pub fn open(file: &StoredFile, image: Option<&str>, label: Option<&str>) -> Result<ParquetFile, FormatError> {
         let source = Source::new(file);
+        check_footer(file)?;
         let reader = guarded(file, || SerializedFileReader::new(source.clone()))?;
         let schema = reader.metadata().file_metadata().schema_descr_ptr();
         let columns = || schema.columns().iter().map(std::convert::AsRef::as_ref);
@@ -81,8 +86,8 @@ impl ParquetFile {
             for column in [Some(image), found].into_iter().flatten() {
                 check_compression(file, group.column(column).compression())?;
             }
-            let rows = u64::try_from(group.num_rows()).map_err(|_| file.error_of_all("a row group has no rows"))?;
-            starts.push(starts[starts.len() - 1] + rows);
+            let end = u64::try_from(group.num_rows()).ok().and_then(|rows| rows.checked_add(starts[starts.len() - 1]));
+            starts.push(end.ok_or_else(|| file.error_of_all("the number of rows is out of range: it is damaged"))?);
         }
         Ok(ParquetFile { file: file.clone(), source, reader, image, label: found, starts })
     }
@@ -104,7 +109,7 @@ impl ParquetFile {
             // Only then is a value that is handed out a part of what was read from the file.
             let in_file =
                 about.compression() == Compression::UNCOMPRESSED && about.encodings().all(|it| plain.contains(&it));
-            let mut cells = self.guarded(|| ColumnCells::new(&self.reader, group, self.image))?;
+            let mut cells = self.guarded(|| ColumnCells::new(&self.source, &self.reader, group, self.image))?;
             let rows = self.starts[group + 1] - first;
             let mut row = 0;
             while row < rows {
@@ -130,10 +135,11 @@ impl ParquetFile {
     /// What all rows say, in order; nothing at all where there is no column for it.
     pub fn labels(&self) -> Result<Option<Vec<Label>>, FormatError> {
         let Some(label) = self.label else { return Ok(None) };
-        let mut all = Vec::new();
+        let (mut all, mut budget) = (Vec::new(), Limit::of_process().budget());
         for group in 0..self.starts.len() - 1 {
             let rows = usize::try_from(self.starts[group + 1] - self.starts[group]).unwrap_or(usize::MAX);
-            let labels = self.guarded(|| ColumnCells::new(&self.reader, group, label)?.cells(rows))?;
+            let cells = || ColumnCells::new(&self.source, &self.reader, group, label)?.cells(rows, &mut budget);
+            let labels = self.guarded(cells)?;
             if labels.len() != rows {
                 let there = labels.len();
                 return Err(self.file.error_of_all(format!("row group {group} has {rows} rows, and {there} labels")));
@@ -156,7 +162,7 @@ impl ParquetFile {
         }
         let group = self.starts.partition_point(|start| *start <= row) - 1;
         let within = usize::try_from(row - self.starts[group]).unwrap_or(usize::MAX);
-        let page = self.guarded(|| cache.page(number, group, within, &self.reader, self.image))?;
+        let page = self.guarded(|| cache.page(number, group, within, (&self.source, &self.reader), self.image))?;
         let found = page.get(within).flatten().ok_or_else(|| self.no_image(row))?;
         image.clear();
         image.extend_from_slice(found.data());
@@ -210,6 +216,21 @@ fn check_compression(file: &StoredFile, compression: Compression) -> Result<(), 
         "its columns are compressed with {method}, which is not read: write them uncompressed (images are small \
          already), or with snappy, gzip or lz4"
     )))
+}
+
+/// Checks what the end of a file claims, before the decoder allocates for it. A file without the marks of the format is
+/// left to the decoder to refuse.
+fn check_footer(file: &StoredFile) -> Result<(), FormatError> {
+    let Some(end) = file.bytes().checked_sub(8) else { return Ok(()) };
+    let mut tail = [0; 8];
+    file.read_at(end, &mut tail)?;
+    let [a, b, c, d, mark @ ..] = tail;
+    let length = u32::from_le_bytes([a, b, c, d]);
+    let Some(begin) = end.checked_sub(length.into()).filter(|_| &mark == b"PAR1") else { return Ok(()) };
+    let mut footer = vec![0; length as usize];
+    file.read_at(begin, &mut footer)?;
+    thrift::check_footer(&footer, Limit::of_process())
+        .map_err(|error| file.error(begin, format!("the file is damaged, or no Parquet file: {error}")))
 }
 
 /// Runs the decoder. Its panic is an error of the file.

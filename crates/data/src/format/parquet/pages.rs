@@ -3,15 +3,18 @@
 //! Rows of a page that was unpacked for one of them are likely to be wanted soon where a file is read in order, and
 //! where a small file is read in any order. The pages that were not used for the longest time go first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use parquet::column::page::PageReader as _;
 use parquet::data_type::ByteArray;
 use parquet::errors::{ParquetError, Result};
-use parquet::file::reader::{FileReader as _, SerializedFileReader};
+use parquet::file::reader::SerializedFileReader;
 
-use super::column::ColumnCells;
+use super::ROWS;
+use super::column::{ColumnCells, checked_pages};
 use super::source::Source;
+use crate::limit::Limit;
 
 /// Bytes of pages that are kept, at most: a few hundred pages as they are usually written.
 const KEPT_BYTES: usize = 256 << 20;
@@ -57,14 +60,14 @@ impl PageCache {
         number: usize,
         group: usize,
         row: usize,
-        file: &SerializedFileReader<Source>,
+        (source, file): (&Source, &SerializedFileReader<Source>),
         column: usize,
     ) -> Result<Arc<Page>> {
         let known = self.lock().tables.get(&(number, group)).cloned();
         let table = match known {
             Some(table) => table,
             None => {
-                let table = Arc::new(first_rows(file, group, column)?);
+                let table = Arc::new(first_rows(source, file, group, column)?);
                 self.lock().tables.insert((number, group), Arc::clone(&table));
                 table
             }
@@ -77,10 +80,9 @@ impl PageCache {
         let (Some(first_row), Some(end)) = (table.get(page).copied(), table.get(page + 1).copied()) else {
             return Err(ParquetError::EOF(format!("row group {group} has no page with row {row}")));
         };
-        let mut cells = ColumnCells::new(file, group, column)?;
+        let mut cells = ColumnCells::new(source, file, group, column)?;
         cells.skip(first_row)?;
-        let images = cells.images(end - first_row)?;
-        let bytes = images.iter().flatten().map(ByteArray::len).sum();
+        let (images, bytes) = images_of(&mut cells, end.saturating_sub(first_row))?;
         let page = Arc::new(Page { first_row, images, bytes });
         self.lock().keep(key, &page);
         Ok(page)
@@ -112,9 +114,28 @@ impl Kept {
     }
 }
 
+/// The images of so many rows, fewer where the column ends, and what they take in memory.
+fn images_of(cells: &mut ColumnCells, rows: usize) -> Result<(Vec<Option<ByteArray>>, usize)> {
+    let (mut images, mut bytes, mut budget) = (Vec::new(), 0, Limit::of_process().budget());
+    // Rows of a dictionary share their bytes: what is in memory already is not charged.
+    let mut charged = HashSet::new();
+    while images.len() < rows {
+        let some = cells.images(ROWS.min(rows - images.len()))?;
+        if some.is_empty() {
+            break;
+        }
+        let new = some.iter().flatten().filter(|image| charged.insert(image.data().as_ptr().addr()));
+        let new_bytes = size_of_val(some.as_slice()) + new.map(ByteArray::len).sum::<usize>();
+        budget.take(new_bytes as u64).map_err(|error| ParquetError::External(Box::new(error)))?;
+        bytes += new_bytes;
+        images.extend(some);
+    }
+    Ok((images, bytes))
+}
+
 /// The first row of each page, by the headers of pages alone.
-fn first_rows(file: &SerializedFileReader<Source>, group: usize, column: usize) -> Result<Vec<usize>> {
-    let mut pages = file.get_row_group(group)?.get_column_page_reader(column)?;
+fn first_rows(source: &Source, file: &SerializedFileReader<Source>, group: usize, column: usize) -> Result<Vec<usize>> {
+    let mut pages = checked_pages(source, file, group, column)?;
     let mut first_rows = vec![0];
     let mut rows = 0usize;
     while let Some(about) = pages.peek_next_page()? {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farandole_testing::Folder;
 use parquet::basic::GzipLevel;
 use parquet::data_type::{ByteArray, ByteArrayType, Int32Type};
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{WriterProperties, WriterVersion};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use proptest::prelude::*;
@@ -105,10 +105,16 @@ fn a_file_that_ends_too_early_is_an_error_at_every_byte() {
 
 /// A file as others write it: optional columns, two row groups, small pages, any compression.
 fn foreign(compression: Compression, dictionary: bool) -> Vec<u8> {
+    foreign_of(WriterVersion::PARQUET_1_0, compression, dictionary)
+}
+
+/// The second version has pages of another kind, and values without a dictionary in DELTA_BYTE_ARRAY.
+fn foreign_of(version: WriterVersion, compression: Compression, dictionary: bool) -> Vec<u8> {
     let schema = "message schema { OPTIONAL group image { OPTIONAL BYTE_ARRAY bytes; OPTIONAL BYTE_ARRAY path (STRING); } \
                   OPTIONAL INT32 label; }";
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let properties = WriterProperties::builder()
+        .set_writer_version(version)
         .set_compression(compression)
         .set_dictionary_enabled(dictionary)
         .set_data_page_size_limit(200)
@@ -137,10 +143,17 @@ fn foreign(compression: Compression, dictionary: bool) -> Vec<u8> {
 fn compressed_columns_dictionaries_and_empty_cells_are_read() {
     let gzip = Compression::GZIP(GzipLevel::default());
     for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY, gzip, Compression::LZ4_RAW] {
-        for dictionary in [false, true] {
+        for (dictionary, version) in [
+            (false, WriterVersion::PARQUET_1_0),
+            (true, WriterVersion::PARQUET_1_0),
+            (false, WriterVersion::PARQUET_2_0),
+            (true, WriterVersion::PARQUET_2_0),
+        ] {
             let folder = Folder::new();
-            let (images, labels) = all(&stored(&folder, &foreign(compression, dictionary))).unwrap();
-            assert_eq!(images, (0..60).map(image).collect::<Vec<_>>(), "{compression:?}, dictionary {dictionary}");
+            let file = stored(&folder, &foreign_of(version, compression, dictionary));
+            let (images, labels) = all(&file).unwrap();
+            let expected: Vec<_> = (0..60).map(image).collect();
+            assert_eq!(images, expected, "{compression:?}, dictionary {dictionary}, {version:?}");
             let labels = labels.unwrap();
             assert_eq!((&labels[31], &labels[29]), (&Cells::Ints(vec![1]), &Cells::Nothing));
         }
