@@ -324,7 +324,7 @@ impl Building<'_> {
                 _ => link_over(peer, data, self.options.shape),
             };
             let (own, theirs) = (&self.contacts[self.me.index()], &self.contacts[peer.index()]);
-            let pid = theirs.process.as_seen_by(&own.process).filter(|_| theirs.host == own.host);
+            let pid = theirs.process.pid_seen_by(&own.process).filter(|_| theirs.host == own.host);
             peers.push(Peer { rank: peer, control: control_over(peer, control), link, pid });
         }
         let hosts: Vec<&str> = self.contacts.iter().map(|contact| contact.host.as_str()).collect();
