@@ -471,7 +471,7 @@ impl Backend for Pretend {
             return Err(Error::NotShareable(format!("{address:#x} lies in private memory")));
         }
         Ok(Export {
-            process: std::process::id(),
+            process: farandole_transport::ProcessId::own(),
             device: self.info.uuid,
             allocation: found.id,
             base: found.base,

@@ -112,6 +112,7 @@ impl Ordered<'_> {
 #[cfg(test)]
 mod tests {
     use farandole_device::{Export, Uuid};
+    use farandole_transport::ProcessId;
 
     use super::*;
 
@@ -119,7 +120,8 @@ mod tests {
     fn ranks_that_take_turns_on_a_device_are_ordered_by_their_hosts() {
         let told = |device: u8, at_once| {
             let device = Uuid([device; 16]);
-            let export = Export { process: 7, device, allocation: 1, base: 0, bytes: 8, handle: [0; 64] };
+            let process = ProcessId { pid: 7, namespace: 1, start_time: 1 };
+            let export = Export { process, device, allocation: 1, base: 0, bytes: 8, handle: [0; 64] };
             Told { is_ordered: true, at_once, exports: vec![export], ..Told::default() }
         };
         assert!(is_possible(&[told(1, false), told(2, false)]), "each has its own");
