@@ -61,7 +61,8 @@ impl Mapping {
 impl Mappings {
     /// No mappings yet.
     pub fn new(device: Device) -> Mappings {
-        Mappings { device, process: ProcessId::own(), mapped: HashMap::new(), hits: Hits::default(), clock: 0 }
+        let process = device.backend().process();
+        Mappings { device, process, mapped: HashMap::new(), hits: Hits::default(), clock: 0 }
     }
 
     /// Where an allocation of another process begins here. Maps it if need be.
