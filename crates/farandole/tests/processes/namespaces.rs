@@ -9,7 +9,7 @@ use std::sync::Arc;
 use farandole::device::{Device, stand_in};
 use farandole::{Collective, Dtype, GroupId, ReduceOp, Region, Request, Setup, Submission, World};
 
-use crate::{Job, said, work};
+use crate::{Job, said};
 
 /// Flags of `unshare` for the namespaces that a container has of its own when it shares the network of its host.
 const KINDS: [&[&str]; 4] = [
@@ -58,11 +58,31 @@ fn ranks_with_equal_pids_in_pid_namespaces_of_their_own_do_not_sum_their_own_mem
 /// The program of a rank: host memory, directly and by name, then device memory.
 pub(crate) fn reduce_everywhere() {
     let mut world = Setup { devices: Some(Arc::new(stand_in::open)), ..Setup::default() }.init().expect("ranks meet");
-    work(&mut world);
+    for elems in [1, 1000, 300_000] {
+        reduce_on_host(&mut world, elems);
+    }
     exchange(&mut world);
     let device = stand_in::open(0).expect("host memory stands in");
     for elems in [1, 1000, 300_000] {
         reduce_on(&device, &world, elems);
+    }
+}
+
+fn reduce_on_host(world: &mut World, elems: usize) {
+    let expected = (1..=world.size() as u64).sum::<u64>();
+    let mut data = vec![world.rank() as u64 + 1; elems];
+    world.allreduce(&mut data, ReduceOp::Sum).expect("direct");
+    assert!(data.iter().all(|&sum| sum == expected));
+    // Negotiated, and learned.
+    for _ in 0..5 {
+        let data = vec![world.rank() as u64 + 1; elems];
+        let sum = world
+            .named(&format!("host {elems}"))
+            .allreduce(data, ReduceOp::Sum)
+            .expect("submit")
+            .wait()
+            .expect("named");
+        assert!(sum.iter().all(|&sum| sum == expected));
     }
 }
 
