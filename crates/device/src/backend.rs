@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use farandole_plan::{Dtype, ReduceOp};
 use farandole_tensor::Finish;
+use farandole_transport::ProcessId;
 
 use crate::{DeviceAdasum, Export, Info, Result};
 
@@ -66,6 +67,11 @@ pub struct DeviceCopy {
 pub trait Backend: Send + Sync + Debug {
     /// What is known about the device.
     fn info(&self) -> &Info;
+
+    /// The process whose memory this is.
+    fn process(&self) -> ProcessId {
+        ProcessId::own()
+    }
 
     /// Memory of the device.
     ///

@@ -1,9 +1,11 @@
 //! Memory of other processes that this one has mapped: [`Mappings`].
 //!
 //! Mapping takes the driver far longer than a small collective, and a framework's allocator hands out the same memory
-//! again and again, so mappings are kept. One is known by its process and its allocation's number, which is never used
-//! again; so memory that was freed and allocated anew is never taken for the old. The old mapping is closed when a new
-//! allocation of the same process overlaps it, or when too many are kept: then the one that was used longest ago goes.
+//! again and again, so mappings are kept. The key of a mapping is the identity of its process and the number of its
+//! allocation. A pid does not identify a process: ranks in PID namespaces of their own often have equal pids. Numbers
+//! of allocations are never reused, so memory that was freed and allocated again is not taken for the old memory. The
+//! old mapping is closed when a new allocation of the same process overlaps it, or when too many are kept: then the
+//! least recently used mapping is closed.
 //!
 //! The invariant: a mapping is closed only inside [`Mappings::translate`] of another allocation or when all are
 //! dropped. Whoever translates one that closes others ([`Mappings::closes_others`]) must have nothing on the device
@@ -11,6 +13,8 @@
 //! mapped.)
 
 use std::collections::HashMap;
+
+use farandole_transport::ProcessId;
 
 use crate::{Device, Export, Result};
 
@@ -30,8 +34,8 @@ pub struct Hits {
 #[derive(Debug)]
 pub struct Mappings {
     device: Device,
-    process: u32,
-    mapped: HashMap<(u32, u64), Mapping>,
+    process: ProcessId,
+    mapped: HashMap<(ProcessId, u64), Mapping>,
     hits: Hits,
     clock: u64,
 }
@@ -48,7 +52,7 @@ struct Mapping {
 
 impl Mapping {
     /// Whether its memory was freed: there is a new allocation of its process in its place.
-    fn is_stale(&self, process: u32, export: &Export) -> bool {
+    fn is_stale(&self, process: ProcessId, export: &Export) -> bool {
         let end = export.base.saturating_add(export.bytes);
         process == export.process && self.theirs < end && export.base < self.theirs.saturating_add(self.bytes)
     }
@@ -57,7 +61,8 @@ impl Mapping {
 impl Mappings {
     /// No mappings yet.
     pub fn new(device: Device) -> Mappings {
-        Mappings { device, process: std::process::id(), mapped: HashMap::new(), hits: Hits::default(), clock: 0 }
+        let process = device.backend().process();
+        Mappings { device, process, mapped: HashMap::new(), hits: Hits::default(), clock: 0 }
     }
 
     /// Where an allocation of another process begins here. Maps it if need be.
@@ -65,7 +70,7 @@ impl Mappings {
     /// # Errors
     /// If the memory is gone, or out of this device's reach.
     pub fn translate(&mut self, export: &Export) -> Result<u64> {
-        if export.process == self.process {
+        if export.process.is(&self.process) {
             return Ok(export.base);
         }
         self.clock += 1;
@@ -85,8 +90,9 @@ impl Mappings {
 
     /// Whether translating this allocation closes the mapping of another one.
     pub fn closes_others(&self, export: &Export) -> bool {
-        let is_known = export.process == self.process || self.mapped.contains_key(&(export.process, export.allocation));
-        let is_stale = |(&(process, _), mapping): (&(u32, u64), &Mapping)| mapping.is_stale(process, export);
+        let is_known =
+            export.process.is(&self.process) || self.mapped.contains_key(&(export.process, export.allocation));
+        let is_stale = |(&(process, _), mapping): (&(ProcessId, u64), &Mapping)| mapping.is_stale(process, export);
         !is_known && (self.mapped.len() >= MAX_KEPT || self.mapped.iter().any(is_stale))
     }
 
@@ -123,10 +129,10 @@ impl Drop for Mappings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pretend::Pretend;
+    use crate::pretend::{Call, DeviceFaults, Pretend};
 
     fn foreign(mut export: Export) -> Export {
-        export.process = export.process.wrapping_add(1);
+        export.process.namespace += 1;
         export
     }
 
@@ -152,5 +158,20 @@ mod tests {
         let mut mappings = Mappings::new(device.clone());
         assert_eq!(mappings.translate(&device.export(own.address()).unwrap()).unwrap(), own.address());
         assert_eq!(mappings.hits(), Hits::default());
+    }
+
+    #[test]
+    fn memory_of_a_peer_with_an_equal_pid_is_not_taken_for_own_memory() {
+        let faults = DeviceFaults::default().at(Call::Import, 0, DeviceFaults::illegal_address());
+        let device = Pretend::with(0, faults).device();
+        let memory = device.allocate(64).unwrap();
+        let (own, mut mappings) = (device.export(memory.address()).unwrap(), Mappings::new(device.clone()));
+        let in_another_namespace = ProcessId { namespace: own.process.namespace + 1, ..own.process };
+        let with_a_reused_pid = ProcessId { start_time: own.process.start_time + 1, ..own.process };
+        for process in [in_another_namespace, with_a_reused_pid] {
+            let peer = Export { process, ..own.clone() };
+            assert!(mappings.translate(&peer).is_err(), "the driver has to be asked, which fails here");
+        }
+        assert_eq!(mappings.translate(&own).unwrap(), memory.address());
     }
 }

@@ -11,14 +11,17 @@
 
 #![allow(unsafe_code)]
 
+mod passing;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+use farandole_transport::ProcessId;
 
 use crate::{
     Backend, Device, DeviceAdasum, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid, host_fold, words,
@@ -33,7 +36,9 @@ pub struct StandIn {
     info: Info,
     numbers: AtomicU64,
     /// Allocations and mappings, by where they begin. Locked for a moment by any thread.
-    mapped: Mutex<BTreeMap<u64, Mapped>>,
+    mapped: Arc<Mutex<BTreeMap<u64, Mapped>>>,
+    /// Whether other processes can fetch the files of allocations, or why not. Set by the first export.
+    served: OnceLock<std::result::Result<(), String>>,
 }
 
 #[derive(Debug)]
@@ -68,7 +73,7 @@ impl StandIn {
             driver: "none".to_owned(),
             runs_processes_at_once: true,
         };
-        StandIn { info, numbers: AtomicU64::new(1), mapped: Mutex::default() }
+        StandIn { info, numbers: AtomicU64::new(1), mapped: Arc::default(), served: OnceLock::new() }
     }
 
     fn number(&self) -> u64 {
@@ -76,8 +81,17 @@ impl StandIn {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Mapped>> {
-        // Valid between any two statements, also if a holder panicked.
-        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mapped)
+    }
+
+    /// Lets other processes fetch the files of allocations.
+    fn serve(&self) -> Result<()> {
+        let begin = || {
+            let mapped = Arc::clone(&self.mapped);
+            passing::serve(move |number| duplicate(&lock(&mapped), number)).map_err(|error| error.to_string())
+        };
+        let served = self.served.get_or_init(begin);
+        served.as_ref().copied().map_err(|error| refused("export", &std::io::Error::other(error.as_str())))
     }
 
     /// Maps a file and enters it.
@@ -248,17 +262,14 @@ impl Backend for StandIn {
     }
 
     fn export(&self, address: u64) -> Result<Export> {
-        self.find(address, |base, mapped, file| {
-            let mut handle = [0; 64];
-            handle[..4].copy_from_slice(&file.as_raw_fd().to_le_bytes());
-            Export {
-                process: std::process::id(),
-                device: self.info.uuid,
-                allocation: mapped.number,
-                base,
-                bytes: mapped.bytes as u64,
-                handle,
-            }
+        self.serve()?;
+        self.find(address, |base, mapped, _| Export {
+            process: ProcessId::own(),
+            device: self.info.uuid,
+            allocation: mapped.number,
+            base,
+            bytes: mapped.bytes as u64,
+            handle: [0; 64],
         })
     }
 
@@ -267,10 +278,8 @@ impl Backend for StandIn {
     }
 
     fn import(&self, export: &Export) -> Result<u64> {
-        let file = i32::from_le_bytes(std::array::from_fn(|index| export.handle[index]));
-        let path = format!("/proc/{}/fd/{file}", export.process);
-        let opened = File::options().read(true).write(true).open(Path::new(&path));
-        self.map(&opened.map_err(|error| refused("open", &error))?, export.bytes as usize, None)
+        let file = passing::fetch(&export.process, export.allocation).map_err(|error| refused("import", &error))?;
+        self.map(&file, export.bytes as usize, None)
     }
 
     fn close(&self, base: u64) {
@@ -281,6 +290,16 @@ impl Backend for StandIn {
         call();
         Ok(())
     }
+}
+
+fn lock(mapped: &Mutex<BTreeMap<u64, Mapped>>) -> MutexGuard<'_, BTreeMap<u64, Mapped>> {
+    // Valid between any two statements, also if a holder panicked.
+    mapped.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A descriptor of the file of an allocation.
+fn duplicate(mapped: &BTreeMap<u64, Mapped>, number: u64) -> Option<OwnedFd> {
+    mapped.values().find(|mapped| mapped.number == number)?.file.as_ref()?.try_clone().ok()
 }
 
 /// A word that is registered.

@@ -49,6 +49,18 @@ impl Pending {
         promise.fulfil(Err(Box::new(Returned { error, input, output })));
     }
 
+    /// The same, without the memory, which is never freed: a device may store to it at any time.
+    pub(crate) fn fail_without_memory(self, error: Error) {
+        let Pending { promise, input, output, .. } = self;
+        std::mem::forget((input, output));
+        promise.fulfil(Err(Returned::without_memory(error)));
+    }
+
+    /// Whether its memory is on a device.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.input.iter().chain(&self.output).any(|region| region.device().is_some())
+    }
+
     pub(crate) fn input(&self) -> &[u8] {
         self.input.as_ref().expect("invariant: a collective on tensors has an input").as_bytes()
     }

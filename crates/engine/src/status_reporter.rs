@@ -17,7 +17,7 @@ use farandole_plan::Rank;
 use farandole_plan::stall::{DirectCall, GroupState, Interpreter, Lately, MainThread, RankStatus, Sight};
 use farandole_trace::Recorder;
 use farandole_trace::clock::now_ns;
-use farandole_transport::{Bell, ProcessStat, ProcessState};
+use farandole_transport::{Bell, ProcessId, ProcessStat, ProcessState};
 
 /// Asks the interpreter of the program what its threads are doing. Called on a thread of its own; must return within
 /// about a second.
@@ -111,12 +111,13 @@ pub(crate) fn cut(name: &Arc<str>) -> Arc<str> {
     }
 }
 
-/// What can be seen of a process of this host.
-pub(crate) fn look_at(pid: u32) -> Sight {
-    match ProcessState::of(pid) {
-        ProcessState::Stopped => Sight::Stopped(pid),
-        ProcessState::Gone => Sight::Gone(pid),
-        ProcessState::Alive => Sight::Alive(pid),
+/// What can be seen of a process of this host. Nothing of one in another PID namespace.
+pub(crate) fn look_at(process: ProcessId) -> Sight {
+    match process.state() {
+        None => Sight::Nothing,
+        Some(ProcessState::Stopped) => Sight::Stopped(process.pid),
+        Some(ProcessState::Gone) => Sight::Gone(process.pid),
+        Some(ProcessState::Alive) => Sight::Alive(process.pid),
     }
 }
 
@@ -135,8 +136,11 @@ mod tests {
 
     #[test]
     fn this_process_is_there_and_another_is_not() {
-        assert_eq!(look_at(std::process::id()), Sight::Alive(std::process::id()));
-        assert_eq!(look_at(u32::MAX), Sight::Gone(u32::MAX));
+        let own = ProcessId::own();
+        assert_eq!(look_at(own), Sight::Alive(own.pid));
+        assert_eq!(look_at(ProcessId { pid: u32::MAX, ..own }), Sight::Gone(u32::MAX));
+        assert_eq!(look_at(ProcessId { start_time: own.start_time + 1, ..own }), Sight::Gone(own.pid));
+        assert_eq!(look_at(ProcessId { namespace: own.namespace + 1, ..own }), Sight::Nothing);
     }
 
     #[test]

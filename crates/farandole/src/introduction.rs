@@ -190,7 +190,7 @@ mod tests {
             unix: Some("u".to_owned()),
             addresses: vec!["10.0.0.1:7".parse().expect("an address")],
             connections: 2,
-            process: farandole_transport::contact::Process { pid: 7, namespace: 9 },
+            process: farandole_transport::ProcessId { pid: 7, namespace: 9, start_time: 11 },
         };
         let config = Config { wire_protection: protection, ..Config::default() };
         Introduction::new(contact, &config, true, Ok(Version(23_007)))

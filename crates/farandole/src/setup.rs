@@ -5,6 +5,7 @@
 //! measured table, and starts the engine of named requests. From the rendezvous on, a rank that is lost ends the
 //! attempt with its cause.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher as _};
 use std::net::{IpAddr, SocketAddr};
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_cluster::blocks::{BlockContact, BlockListener};
+use farandole_cluster::environment::apart_on_one_machine;
 use farandole_cluster::launch::gpus::VisibleGpus;
 use farandole_cluster::rendezvous::silence_from_lookup;
 use farandole_cluster::{Environment, Rendezvous, RendezvousAccess};
@@ -231,6 +233,22 @@ impl Setup {
 /// Whether a rank can open devices, and the version of its NCCL or why it has none.
 type Has = (bool, std::result::Result<Version, String>);
 
+/// One line if ranks of one machine count as different hosts, as in containers with networks of their own.
+fn tell_of_ranks_apart<'a>(contacts: &'a [Contact]) {
+    let mut first_of_machine = BTreeMap::new();
+    let apart = |(rank, contact): (usize, &'a Contact)| {
+        let boot = contact.host.split('/').nth(1)?;
+        let (first, host) = *first_of_machine.entry(boot).or_insert((rank, contact.host.as_str()));
+        Some((first, rank, apart_on_one_machine(host, &contact.host)?))
+    };
+    if let Some((one, other, why)) = contacts.iter().enumerate().find_map(apart) {
+        log::info!(
+            "ranks {one} and {other}: on one machine with different {why}; data between them goes over TCP, as between \
+             hosts"
+        );
+    }
+}
+
 fn has(devices: &Option<OpenDevice>, nccl: &farandole_device::Result<SharedLibrary>) -> Has {
     (devices.is_some(), nccl.as_ref().map(|library| library.version()).map_err(ToString::to_string))
 }
@@ -311,6 +329,9 @@ impl Peers {
             }
         };
         let Introduced { contacts, blocks, all_have_devices, nccl } = introduction::read_all(&blobs)?;
+        if environment.rank == Rank(0) {
+            tell_of_ranks_apart(&contacts);
+        }
         let interrupted = Arc::downgrade(&listener);
         bond.on_loss(move |rank, cause| {
             if let Some(listener) = interrupted.upgrade() {

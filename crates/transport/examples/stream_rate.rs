@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::contact::Process;
+use farandole_transport::ProcessId;
 use farandole_transport::stream::FrameOptions;
 use farandole_transport::{
     Contact, Key, Listener, Local, Mesh, Options, Progress, Protection, RecvCursor, Result, SendCursor, Tag, Waiter,
@@ -154,7 +154,7 @@ fn main() {
         unix: None,
         addresses,
         connections: 1,
-        process: Process::default(),
+        process: ProcessId::own(),
     };
     // Both processes must know the key; this is a measurement on the user's own machine.
     let shared = Key::from_bytes([1; 32]);

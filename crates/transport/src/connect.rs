@@ -324,8 +324,8 @@ impl Building<'_> {
                 _ => link_over(peer, data, self.options.shape),
             };
             let (own, theirs) = (&self.contacts[self.me.index()], &self.contacts[peer.index()]);
-            let pid = theirs.process.as_seen_by(&own.process).filter(|_| theirs.host == own.host);
-            peers.push(Peer { rank: peer, control: control_over(peer, control), link, pid });
+            let process = (theirs.host == own.host).then_some(theirs.process);
+            peers.push(Peer { rank: peer, control: control_over(peer, control), link, process });
         }
         let hosts: Vec<&str> = self.contacts.iter().map(|contact| contact.host.as_str()).collect();
         let mut mesh = Mesh::new(self.me, Topology::from_host_names(&hosts), peers);

@@ -1,17 +1,19 @@
 //! Where a rank can be reached, as it travels through a rendezvous.
 //!
 //! ```text
-//! u8 format 2 · u16 connections · u32 process · u64 where that is its number · host: u16 length, bytes ·
+//! u8 format 3 · u16 connections · process: 20 bytes (`identity`) · host: u16 length, bytes ·
 //!     unix: u16 length, bytes (empty: none) · u8 addresses · each: u8 4 or 6 · 4 or 16 bytes · u16 port · (6 only) u32 scope
 //! ```
 //! Numbers are little-endian. Decoding is total: any bytes give a contact or nothing.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
+use crate::identity::ProcessId;
+
 /// Where one rank can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contact {
-    /// Identity of its host: ranks with equal hosts share memory and a network namespace.
+    /// Identity of its host: ranks with equal hosts share a boot of the machine and a network namespace.
     pub host: String,
     /// Name of its abstract Unix socket, for ranks of the same host.
     pub unix: Option<String>,
@@ -20,30 +22,7 @@ pub struct Contact {
     /// How many connections for data it suggests; two ranks use the larger of their numbers.
     pub connections: u16,
     /// Its process.
-    pub process: Process,
-}
-
-/// A process, as those see it that see the same processes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Process {
-    /// Its number.
-    pub pid: u32,
-    /// Which processes have such numbers: the kernel's number of the namespace, zero where it does not tell.
-    pub namespace: u64,
-}
-
-impl Process {
-    /// This process.
-    pub fn own() -> Process {
-        use std::os::unix::fs::MetadataExt as _;
-        let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
-        Process { pid: std::process::id(), namespace }
-    }
-
-    /// Its number, if the process `other` of the same host means the same process by it.
-    pub fn as_seen_by(&self, other: &Process) -> Option<u32> {
-        (self.namespace != 0 && self.namespace == other.namespace).then_some(self.pid)
-    }
+    pub process: ProcessId,
 }
 
 /// How many connections for data suit this machine.
@@ -59,7 +38,7 @@ pub fn suggested_connections() -> u16 {
     }
 }
 
-const FORMAT: u8 = 2;
+const FORMAT: u8 = 3;
 
 impl Contact {
     /// Whether two ranks talk through sockets and memory of their common host.
@@ -71,8 +50,7 @@ impl Contact {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![FORMAT];
         bytes.extend_from_slice(&self.connections.to_le_bytes());
-        bytes.extend_from_slice(&self.process.pid.to_le_bytes());
-        bytes.extend_from_slice(&self.process.namespace.to_le_bytes());
+        bytes.extend_from_slice(&self.process.encode());
         for text in [&self.host, self.unix.as_deref().unwrap_or_default()] {
             let text = &text.as_bytes()[..text.len().min(u16::MAX.into())];
             bytes.extend_from_slice(&(text.len() as u16).to_le_bytes());
@@ -105,8 +83,7 @@ impl Contact {
             return None;
         }
         let connections = u16::from_le_bytes(take(&mut rest)?);
-        let pid = u32::from_le_bytes(take(&mut rest)?);
-        let process = Process { pid, namespace: u64::from_le_bytes(take(&mut rest)?) };
+        let process = ProcessId::decode(&take(&mut rest)?)?;
         let host = take_text(&mut rest)?;
         let unix = Some(take_text(&mut rest)?).filter(|name| !name.is_empty());
         let [count] = take::<1>(&mut rest)?;
@@ -156,20 +133,11 @@ mod tests {
             unix: Some("farandole-1".to_owned()),
             addresses: vec!["10.0.0.7:4000".parse().unwrap(), "[fe80::1%3]:4001".parse().unwrap()],
             connections: 3,
-            process: Process { pid: 77, namespace: 1 << 40 },
+            process: ProcessId { pid: 77, namespace: 1 << 40, start_time: 4711 },
         };
         assert_eq!(Contact::decode(&contact.encode()), Some(contact.clone()));
         let apart = Contact { unix: None, addresses: Vec::new(), ..contact };
         assert_eq!(Contact::decode(&apart.encode()), Some(apart));
-    }
-
-    #[test]
-    fn a_process_is_known_to_those_who_see_the_same_processes() {
-        let own = Process::own();
-        assert_eq!(own.as_seen_by(&own), Some(std::process::id()));
-        assert_eq!(own.as_seen_by(&Process { pid: 1, namespace: own.namespace + 1 }), None);
-        let hidden = Process { pid: 77, namespace: 0 };
-        assert_eq!(hidden.as_seen_by(&hidden), None);
     }
 
     proptest! {

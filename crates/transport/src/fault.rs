@@ -144,7 +144,7 @@ impl Faults {
     pub fn wrap(&self, mesh: Mesh, bell: &Bell) -> Mesh {
         let me = mesh.me();
         let everything: AllEnds = Arc::default();
-        let mut mesh = mesh.map_peers(|Peer { rank, control, link, pid }| {
+        let mut mesh = mesh.map_peers(|Peer { rank, control, link, process }| {
             let ends = Arc::new(Mutex::new(Ends { control: Some(control), link: Some(link) }));
             lock(&everything).push(ends.clone());
             let control = FaultyControl { faults: self.clone(), me, peer: rank, ends: ends.clone() };
@@ -158,7 +158,7 @@ impl Faults {
                 sending: UnderWay::default(),
                 receiving: UnderWay::default(),
             };
-            Peer { rank, control: Box::new(control), link: Box::new(link), pid }
+            Peer { rank, control: Box::new(control), link: Box::new(link), process }
         });
         if let Some(windows) = &mut mesh.windows {
             windows.set_gate(Box::new(steps::FaultyGate::new(self.clone(), me, everything)));
@@ -360,5 +360,9 @@ impl Control for FaultyControl {
 
     fn recv(&mut self) -> Result<Option<Vec<u8>>> {
         self.forward(|control| control.recv())
+    }
+
+    fn has_closed(&mut self) -> bool {
+        self.forward(|control| Ok(control.has_closed())).unwrap_or(true)
     }
 }

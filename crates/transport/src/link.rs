@@ -111,4 +111,8 @@ pub trait Control: Send {
 
     /// The next whole message, if one is there. Fails with [`crate::Error::PeerGone`] when the peer is dead.
     fn recv(&mut self) -> Result<Option<Vec<u8>>>;
+
+    /// Whether the peer has closed the connection or the kernel has, at the end of its process. Unlike the last word of
+    /// a peer, this also says that the peer does nothing more in this group.
+    fn has_closed(&mut self) -> bool;
 }

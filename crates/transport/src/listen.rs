@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use farandole_plan::Rank;
 
 use crate::awake::AwakeClock;
-use crate::contact::{Contact, Process, suggested_connections};
+use crate::contact::{Contact, suggested_connections};
 use crate::error::{Error, Result};
 use crate::hello::{Established, Handshake, Purpose};
 use crate::key::{JobId, Key, random_bytes};
@@ -179,7 +179,7 @@ impl Listener {
             unix: Some(self.unix.clone()),
             addresses: self.addresses.clone(),
             connections: suggested_connections(),
-            process: Process::own(),
+            process: crate::ProcessId::own(),
         }
     }
 

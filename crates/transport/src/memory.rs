@@ -70,7 +70,7 @@ pub fn meshes_with_windows(bells: &[Bell], layout: Layout) -> Result<Vec<Mesh>> 
 fn peer(rank: usize, control: End, ends: Vec<End>, shape: FrameOptions) -> Peer {
     let rank = Rank::from(rank);
     let control = Box::new(StreamControl::new(rank, control));
-    Peer { rank, control, link: Box::new(StreamLink::new(rank, ends, shape)), pid: None }
+    Peer { rank, control, link: Box::new(StreamLink::new(rank, ends, shape)), process: None }
 }
 
 /// Both ends of a pair of pipes, one for each direction. Each end rings the other's bell.

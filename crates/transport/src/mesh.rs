@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use farandole_plan::{Rank, Topology};
 
 use crate::error::Error;
+use crate::identity::ProcessId;
 use crate::link::{Control, Link};
 use crate::shm::Windows;
 use crate::wait::Waiter;
@@ -21,9 +22,8 @@ pub struct Peer {
     pub control: Box<dyn Control>,
     /// Data.
     pub link: Box<dyn Link>,
-    /// Its process as this one would call it, where the kernel says so: on the same host, and not beyond what a
-    /// container shows.
-    pub pid: Option<u32>,
+    /// Its process, if it is on the same host.
+    pub process: Option<ProcessId>,
 }
 
 /// All peers of one rank within one group.

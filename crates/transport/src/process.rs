@@ -21,9 +21,23 @@ impl ProcessStat {
         ProcessStat::read(format!("/proc/{pid}/stat"))
     }
 
+    /// This process.
+    pub fn own() -> Option<ProcessStat> {
+        ProcessStat::read("/proc/self/stat")
+    }
+
     /// The main thread of this process.
     pub fn of_main_thread() -> Option<ProcessStat> {
         ProcessStat::read(format!("/proc/self/task/{}/stat", std::process::id()))
+    }
+
+    /// Whether the process can still do something.
+    pub(crate) fn process_state(&self) -> ProcessState {
+        match self.state {
+            'T' | 't' => ProcessState::Stopped,
+            'Z' | 'X' => ProcessState::Gone,
+            _ => ProcessState::Alive,
+        }
     }
 
     fn read(path: impl AsRef<Path>) -> Option<ProcessStat> {
@@ -55,11 +69,7 @@ pub enum ProcessState {
 impl ProcessState {
     /// The state of a process of this host.
     pub fn of(pid: u32) -> ProcessState {
-        match ProcessStat::of(pid).map(|stat| stat.state) {
-            Some('T' | 't') => ProcessState::Stopped,
-            Some('Z' | 'X') | None => ProcessState::Gone,
-            Some(_) => ProcessState::Alive,
-        }
+        ProcessStat::of(pid).map_or(ProcessState::Gone, |stat| stat.process_state())
     }
 }
 

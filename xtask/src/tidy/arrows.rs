@@ -16,7 +16,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
     ("farandole-trace", &[]),
     ("farandole-insight", &["farandole-trace"]),
     ("farandole-tensor", &["farandole-plan", "farandole-settings"]),
-    ("farandole-device", &["farandole-plan", "farandole-tensor"]),
+    ("farandole-device", &["farandole-plan", "farandole-tensor", "farandole-transport"]),
     ("farandole-transport", &["farandole-plan", "farandole-settings", "farandole-trace"]),
     ("farandole-engine", ENGINE),
     ("farandole-cluster", &["farandole-plan", "farandole-settings", "farandole-transport", "farandole-trace"]),

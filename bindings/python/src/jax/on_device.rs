@@ -15,10 +15,10 @@
 
 #![allow(unsafe_code)]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farandole::device::{self, Event};
-use farandole::{Device, EngineError, Submission, Ticket};
+use farandole::{Device, EngineError, Submission};
 use pyo3::prelude::*;
 
 use super::call::{self, Asked, Memory};
@@ -50,26 +50,27 @@ pub(super) fn execute(
         drop((job, submissions));
         return execute_staged(&asked, operands, results, &device, &ready);
     }
-    let (engine, runs_ahead) = (job.world.engine(), settings::runs_ahead());
-    let tickets = submissions.into_iter().map(|mut submission| {
+    let runs_ahead = settings::runs_ahead();
+    let submissions = submissions.into_iter().map(|mut submission| {
         if submission.input.is_some() {
             submission.request.device = Device::Gpu(ordinal);
         }
-        engine.submit(Submission { runs_ahead, ..submission.ready_after(ready.clone()) })
+        Submission { runs_ahead, ..submission.ready_after(ready.clone()) }
     });
-    let tickets = tickets.collect::<Result<Vec<Ticket>, _>>().map_err(|error| OpError::from(&error))?;
+    let tickets = job.world.engine().submit_quietly(submissions);
     // The thread that ends the job waits until nobody has it.
+    let weak = Arc::downgrade(&job);
     drop(job);
-    let outcomes: Vec<_> = tickets.into_iter().map(Ticket::wait).collect();
+    // All of them, before anything is said. XLA reuses the memory of operands and results after an error, and their
+    // regions have no owner: neither a request whose sibling was refused nor a queued result may be left behind.
+    let answers = tickets.wait_returning();
     asked.note_end();
-    let outcomes: Result<Vec<_>, _> = outcomes.into_iter().collect();
-    let outcomes = outcomes.map_err(|error| OpError::from(&error))?;
-    asked.check(&outcomes, &dims_of(results))?;
-    for after in outcomes.iter().filter_map(|outcome| outcome.after.as_ref()) {
-        after.make_wait(stream).map_err(failed)?;
-    }
-    note_under_way(outcomes.into_iter().filter_map(|outcome| outcome.after));
-    Ok(())
+    let queued: Vec<Event> = answers.iter().flatten().filter_map(|outcome| outcome.after.clone()).collect();
+    let waits = queued.iter().try_for_each(|after| after.make_wait(stream)).map_err(failed);
+    note_under_way(queued.into_iter());
+    waits?;
+    let outcomes = op_calls::outcomes_of(answers, &weak)?;
+    asked.check(&outcomes, &dims_of(results))
 }
 
 /// Streams wait for these.

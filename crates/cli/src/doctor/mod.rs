@@ -2,10 +2,10 @@
 //!
 //! Each module looks at one thing in two steps: a value with what is there, and a function from that value to findings.
 //! Only the first step touches the machine, so the second is tested with machines that nobody has. What is looked at:
-//! `cores` and `memory` (bounded by `cgroup`), `limits`, `network`, `python`, vendor libraries (`vendor`, in child
-//! processes that open them in `library`), `gpus`, and the `job` that would run, with how its tensors are protected
-//! (`protection`). `outlook` says what will be used and why, `page` shows it all, `hosts` does the same elsewhere and
-//! `compare` sets hosts side by side. `check_build` is the table that users of Horovod know.
+//! `cores` and `memory` (bounded by `cgroup`), `limits`, `namespaces`, `network`, `python`, vendor libraries (`vendor`,
+//! in child processes that open them in `library`), `gpus`, and the `job` that would run, with how its tensors are
+//! protected (`protection`). `outlook` says what will be used and why, `page` shows it all, `hosts` does the same
+//! elsewhere and `compare` sets hosts side by side. `check_build` is the table that users of Horovod know.
 //!
 //! The invariant: the doctor changes nothing, needs no rights, and ends in time whatever it meets. It imports no
 //! framework, and every program and library that it asks is a child with a deadline.
@@ -23,6 +23,7 @@ mod job;
 mod library;
 mod limits;
 mod memory;
+mod namespaces;
 mod network;
 mod outlook;
 mod page;
@@ -47,6 +48,7 @@ use gpus::Gpus;
 use job::JobChecks;
 use limits::ResourceLimits;
 use memory::Memory;
+use namespaces::Namespaces;
 use network::Network;
 use outlook::Facts;
 use page::Ink;
@@ -164,6 +166,7 @@ fn report(facts: &Facts, limits: &ResourceLimits, planned: Planned) -> Report {
     let mut findings = vec![facts.cores.finding(planned)];
     findings.extend(facts.memory.findings(planned, fusion_bytes));
     findings.extend(limits.findings(planned));
+    findings.extend(Namespaces::of_this_process().findings());
     findings.extend(facts.network.findings());
     findings.extend(facts.python.findings(VERSION));
     findings.extend(facts.vendors.findings());

@@ -23,7 +23,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use farandole_transport::{JobId, Key};
+use farandole_transport::{JobId, Key, ProcessId};
 
 use self::client::Client;
 pub use self::current::CurrentExchange;
@@ -109,6 +109,8 @@ pub struct BlockExchange {
     hosts: Vec<String>,
     client: Client,
     server: Mutex<Serving>,
+    /// The process that reserved the sockets. A forked child shares them.
+    process: ProcessId,
 }
 
 #[derive(Debug)]
@@ -123,7 +125,7 @@ impl BlockExchange {
     pub fn new(own: BlockPeer, listener: BlockListener, contacts: Vec<BlockContact>) -> BlockExchange {
         let hosts = contacts.iter().map(|contact| contact.host.clone()).collect();
         let (client, server) = (Client::new(own.clone(), contacts), Mutex::new(Serving::NotYet(listener)));
-        BlockExchange { own, hosts, client, server }
+        BlockExchange { own, hosts, client, server, process: ProcessId::own() }
     }
 
     /// This rank.
@@ -136,12 +138,16 @@ impl BlockExchange {
         &self.hosts
     }
 
-    /// Answers the others' questions from now on. Later calls change nothing.
+    /// Answers the others' questions from now on. Later calls change nothing. A forked child does not answer: it shares
+    /// the sockets of its parent, which would listen on after the exit of the child, and accept nothing.
     ///
     /// # Errors
     /// If no thread can be started or a socket cannot listen: the others are refused as before.
     pub fn serve(&self, answer: Answer) -> io::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.process != ProcessId::own() {
+            return Ok(());
+        }
         match std::mem::replace(&mut *server, Serving::No) {
             Serving::NotYet(listener) => *server = Serving::Yes(Server::start(&self.own, listener.listeners, answer)?),
             before => *server = before,

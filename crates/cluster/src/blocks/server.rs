@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farandole_transport::Countdown;
+use farandole_transport::{Countdown, ProcessId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::wire::{Hello, PIECE_BYTES, Word};
@@ -41,6 +41,8 @@ const STACK_BYTES: usize = 256 << 10;
 pub(super) struct Server {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+    /// The process that has the thread.
+    process: ProcessId,
 }
 
 /// What the threads have in common.
@@ -67,12 +69,17 @@ impl Server {
         };
         let thread = std::thread::Builder::new().name("farandole-blocks".to_owned()).stack_size(STACK_BYTES);
         let thread = thread.spawn(move || desk.accept(&listeners))?;
-        Ok(Server { stop, thread: Some(thread) })
+        Ok(Server { stop, thread: Some(thread), process: ProcessId::own() })
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if self.process != ProcessId::own() {
+            // A forked child has the eventfd in common with its parent, and has no thread.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         // It is never read, so that it stays readable for every thread. Adding one to it cannot fail.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {

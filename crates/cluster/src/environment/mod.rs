@@ -314,10 +314,37 @@ pub fn host_identity() -> String {
     format!("{name}/{}/{network}", read("/proc/sys/kernel/random/boot_id"))
 }
 
+/// Why two identities of one machine are different hosts; `None` if they are equal or of different machines.
+pub fn apart_on_one_machine(one: &str, other: &str) -> Option<&'static str> {
+    let parts = |identity: &str| -> Option<[String; 3]> {
+        identity.split('/').map(str::to_owned).collect::<Vec<_>>().try_into().ok()
+    };
+    let ([name, boot, network], [other_name, other_boot, other_network]) = (parts(one)?, parts(other)?);
+    match () {
+        () if boot.is_empty() || boot != other_boot => None,
+        () if network != other_network => Some("network namespaces"),
+        () if name != other_name => Some("host names"),
+        () => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::HashMap;
+
+    #[test]
+    fn containers_of_one_machine_are_told_from_other_machines() {
+        let own = "a/boot-1/net:[1]";
+        assert_eq!(apart_on_one_machine(own, own), None);
+        assert_eq!(apart_on_one_machine(own, "a/boot-2/net:[2]"), None);
+        assert_eq!(apart_on_one_machine(own, "b/boot-1/net:[2]"), Some("network namespaces"));
+        assert_eq!(apart_on_one_machine(own, "b/boot-1/net:[1]"), Some("host names"));
+        assert_eq!(apart_on_one_machine("a//net:[1]", "a//net:[2]"), None, "the boot is unknown");
+        assert_eq!(apart_on_one_machine("host-0", "host-1"), None, "set by the user");
+        let namespaces = host_identity();
+        assert_eq!(namespaces.split('/').filter(|part| !part.is_empty()).count(), 3, "{namespaces}");
+    }
 
     fn read(variables: &[(&'static str, &str)]) -> Result<Environment> {
         let map: HashMap<&str, String> = variables.iter().map(|(name, value)| (*name, value.to_string())).collect();

@@ -182,13 +182,9 @@ pub(super) fn judge_end(medium: Medium, end: Result<(), &io::Error>, suspected: 
     (evidence, format!("{what}: {error}"))
 }
 
-/// The process at the other end of a Unix socket. `None` where the kernel does not say, as across namespaces.
+/// The process at the other end of a Unix socket, whatever its PID namespace. `None` where the kernel does not say.
 fn process_behind(socket: &Socket, medium: Medium) -> Option<OwnedFd> {
-    if medium == Medium::Tcp {
-        return None;
-    }
-    let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
-    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+    if medium == Medium::Tcp { None } else { farandole_transport::credentials::pidfd_of_peer(socket) }
 }
 
 fn dial_unix(name: &str) -> io::Result<Socket> {

@@ -313,7 +313,7 @@ impl Watch {
 
     /// What the server's process is seen to be, if it is on this host.
     fn state_of_server(&self) -> Option<ProcessState> {
-        (self.server_process.host == self.own_host).then(|| ProcessState::of(self.server_process.pid))
+        if self.server_process.host == self.own_host { self.server_process.process.state() } else { None }
     }
 
     /// Sends a sample, if it is time. While the server does not take what it was sent there is no use in sending more.
@@ -361,8 +361,8 @@ impl Watch {
                     match Down::decode(&message) {
                         Some(Down::FailureNotice(notice)) => self.news.tell(notice),
                         Some(Down::MemberLost { member, notice }) => self.news.tell_of(member, notice),
-                        Some(Down::Look { rank, pid }) => {
-                            let seen = Up::Seen { rank, state: ProcessState::of(pid) };
+                        Some(Down::Look { rank, process }) => {
+                            let seen = Up::Seen { rank, state: process.state() };
                             let _ = self.channel.queue(&seen.encode());
                         }
                         // The server closes in order: nobody watches any more, and nothing is wrong.
@@ -404,8 +404,9 @@ impl Watch {
     }
 
     fn notice_on_server(&self, kind: FailureKind) -> FailureNotice {
-        let notice =
-            FailureNotice::new(kind).on_host(host_name(&self.server_process.host)).on_process(self.server_process.pid);
+        let notice = FailureNotice::new(kind)
+            .on_host(host_name(&self.server_process.host))
+            .on_process(self.server_process.process.pid);
         match self.server_process.rank {
             Some(rank) => notice.on_rank(rank),
             None => notice,

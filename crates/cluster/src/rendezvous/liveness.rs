@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::ProcessState;
+use farandole_transport::{ProcessId, ProcessState};
 
 use super::arrivals::ConnectionId;
 use super::message::Stay;
@@ -19,7 +19,7 @@ use crate::failure_notice::{FailureKind, FailureNotice};
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) rank: Rank,
-    pub(super) pid: u32,
+    pub(super) process: ProcessId,
     /// Identity of its host.
     pub(super) host: String,
     /// In which epoch it came; a failure notice concerns those of one epoch.
@@ -67,13 +67,13 @@ impl Member {
     /// Why another process cannot come as this rank while this one stays: it is of a job that nothing tells from this
     /// one. A process that initialises again is the same one.
     pub(super) fn keeps_out(&self, rank: Rank, stay: &Stay) -> Option<String> {
-        let Stay::Yes { pid, host, .. } = stay else { return None };
-        let is_another = self.rank == rank && (self.pid, &self.host) != (*pid, host);
+        let Stay::Yes { process, host, .. } = stay else { return None };
+        let is_another = self.rank == rank && (self.process, &self.host) != (*process, host);
         is_another.then(|| {
             format!(
                 "process {} on host {} is rank {rank} already and still runs: another job of yours has the same key and \
                  the same address (FARANDOLE_JOB tells jobs apart)",
-                self.pid,
+                self.process.pid,
                 host_name(&self.host)
             )
         })
@@ -81,17 +81,23 @@ impl Member {
 
     /// A failure notice on it.
     pub(super) fn notice(&self, kind: FailureKind) -> FailureNotice {
-        FailureNotice::new(kind).on_rank(self.rank).on_host(host_name(&self.host)).on_process(self.pid)
+        FailureNotice::new(kind).on_rank(self.rank).on_host(host_name(&self.host)).on_process(self.process.pid)
     }
 
     /// The notice on a silent rank, once somebody has looked at its process.
-    pub(super) fn notice_on(&self, state: ProcessState, now: Instant) -> FailureNotice {
+    pub(super) fn notice_on(&self, state: Option<ProcessState>, now: Instant) -> FailureNotice {
         let quiet = words_for(now.saturating_duration_since(self.heard));
         match state {
-            ProcessState::Stopped => self.notice(FailureKind::Stopped).saying(format!("not heard of for {quiet}")),
-            ProcessState::Gone => self.notice(FailureKind::Gone),
-            ProcessState::Alive => self.notice(FailureKind::Silent).saying(format!(
+            Some(ProcessState::Stopped) => {
+                self.notice(FailureKind::Stopped).saying(format!("not heard of for {quiet}"))
+            }
+            Some(ProcessState::Gone) => self.notice(FailureKind::Gone),
+            Some(ProcessState::Alive) => self.notice(FailureKind::Silent).saying(format!(
                 "nothing for {quiet}, though its process is there: it hangs, or the network between is cut"
+            )),
+            None => self.notice(FailureKind::Silent).saying(format!(
+                "nothing for {quiet}: it hangs or is stopped (no rank sees its process, which is in a PID namespace of \
+                 its own), or the network between is cut"
             )),
         }
     }
@@ -142,7 +148,7 @@ mod tests {
     fn member(rank: u32, host: &str, heard: Instant) -> Member {
         Member {
             rank: Rank(rank),
-            pid: 70 + rank,
+            process: ProcessId { pid: 70 + rank, namespace: 1, start_time: 1 },
             host: format!("{host}/boot/net"),
             epoch: 0,
             silence: Some(Duration::from_secs(5)),
@@ -214,13 +220,14 @@ mod tests {
         let rank = member(1, "b", began);
         let now = began + Duration::from_secs(5);
         for (state, kind) in [
-            (ProcessState::Stopped, FailureKind::Stopped),
-            (ProcessState::Gone, FailureKind::Gone),
-            (ProcessState::Alive, FailureKind::Silent),
+            (Some(ProcessState::Stopped), FailureKind::Stopped),
+            (Some(ProcessState::Gone), FailureKind::Gone),
+            (Some(ProcessState::Alive), FailureKind::Silent),
+            (None, FailureKind::Silent),
         ] {
             assert_eq!(rank.notice_on(state, now).kind, kind);
         }
-        let words = rank.notice_on(ProcessState::Stopped, now).to_string();
+        let words = rank.notice_on(Some(ProcessState::Stopped), now).to_string();
         assert_eq!(words, "rank 1 on host b (pid 71) is stopped (SIGSTOP or the like): not heard of for 5.0 s");
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::Rank;
-use farandole_transport::{JobId, ProcessState};
+use farandole_transport::{JobId, ProcessId, ProcessState};
 
 use super::generation::Generation;
 use crate::encoding::{Reader, put_bytes, put_option, put_text, put_u32, put_u64};
@@ -32,7 +32,7 @@ pub(super) enum Up {
     /// It saw something fail, perhaps because of a peer.
     Blame { peer: Option<Rank>, cause: String },
     /// What it found when it looked at a process of its host.
-    Seen { rank: Rank, state: ProcessState },
+    Seen { rank: Rank, state: Option<ProcessState> },
     /// What it is doing, for live views, which decode the bytes.
     Sample(Vec<u8>),
     /// A process of an elastic job has come, and stays.
@@ -81,7 +81,7 @@ pub(super) enum Stay {
     Yes {
         /// Silence longer than this means that something is wrong; `None`: it sends no heartbeats.
         silence: Option<Duration>,
-        pid: u32,
+        process: ProcessId,
         /// Identity of its host.
         host: String,
     },
@@ -101,7 +101,7 @@ pub(super) enum Down {
     /// The job has failed.
     FailureNotice(FailureNotice),
     /// A question: what is this process of your host doing?
-    Look { rank: Rank, pid: u32 },
+    Look { rank: Rank, process: ProcessId },
     /// The server closes, and all is well.
     Goodbye,
     /// An elastic job begins, and this process is in its first generation.
@@ -117,7 +117,7 @@ pub(super) enum Down {
 pub(super) struct ServerProcess {
     /// The rank that this process is, if it is one.
     pub(super) rank: Option<Rank>,
-    pub(super) pid: u32,
+    pub(super) process: ProcessId,
     pub(super) host: String,
 }
 
@@ -144,9 +144,10 @@ impl Up {
                 bytes.push(4);
                 put_u32(&mut bytes, rank.0);
                 bytes.push(match state {
-                    ProcessState::Alive => 0,
-                    ProcessState::Stopped => 1,
-                    ProcessState::Gone => 2,
+                    Some(ProcessState::Alive) => 0,
+                    Some(ProcessState::Stopped) => 1,
+                    Some(ProcessState::Gone) => 2,
+                    None => 3,
                 });
             }
             Up::Sample(sample) => {
@@ -190,9 +191,10 @@ impl Up {
             4 => Up::Seen {
                 rank: Rank(reader.u32()?),
                 state: match reader.byte()? {
-                    0 => ProcessState::Alive,
-                    1 => ProcessState::Stopped,
-                    2 => ProcessState::Gone,
+                    0 => Some(ProcessState::Alive),
+                    1 => Some(ProcessState::Stopped),
+                    2 => Some(ProcessState::Gone),
+                    3 => None,
                     _ => return None,
                 },
             },
@@ -220,10 +222,10 @@ impl Stay {
     fn put(&self, into: &mut Vec<u8>) {
         match self {
             Stay::No => into.push(0),
-            Stay::Yes { silence, pid, host } => {
+            Stay::Yes { silence, process, host } => {
                 into.push(1);
                 put_option(into, *silence, |into, silence| put_u64(into, silence.as_millis() as u64));
-                put_u32(into, *pid);
+                into.extend_from_slice(&process.encode());
                 put_text(into, host);
             }
         }
@@ -234,7 +236,7 @@ impl Stay {
             0 => Stay::No,
             1 => Stay::Yes {
                 silence: reader.option(Reader::u64)?.map(|ms| Duration::from_millis(ms).min(MOST_PATIENCE)),
-                pid: reader.u32()?,
+                process: take_process(reader)?,
                 host: reader.text()?,
             },
             _ => return None,
@@ -245,14 +247,18 @@ impl Stay {
 impl ServerProcess {
     fn put(&self, into: &mut Vec<u8>) {
         put_option(into, self.rank, |into, rank| put_u32(into, rank.0));
-        put_u32(into, self.pid);
+        into.extend_from_slice(&self.process.encode());
         put_text(into, &self.host);
     }
 
     fn take(reader: &mut Reader<'_>) -> Option<ServerProcess> {
         let rank = reader.option(Reader::u32)?.map(Rank);
-        Some(ServerProcess { rank, pid: reader.u32()?, host: reader.text()? })
+        Some(ServerProcess { rank, process: take_process(reader)?, host: reader.text()? })
     }
+}
+
+fn take_process(reader: &mut Reader<'_>) -> Option<ProcessId> {
+    ProcessId::decode(&reader.array()?)
 }
 
 /// All blobs to the end.
@@ -286,10 +292,10 @@ impl Down {
                 bytes.push(4);
                 put_bytes(&mut bytes, &notice.encode());
             }
-            Down::Look { rank, pid } => {
+            Down::Look { rank, process } => {
                 bytes.push(5);
                 put_u32(&mut bytes, rank.0);
-                put_u32(&mut bytes, *pid);
+                bytes.extend_from_slice(&process.encode());
             }
             Down::Goodbye => bytes.push(6),
             Down::Founding { server_process, generation } => {
@@ -328,7 +334,7 @@ impl Down {
             2 => Down::Refused(reader.text()?),
             3 => Down::Pulse,
             4 => Down::FailureNotice(FailureNotice::decode(reader.bytes()?)?),
-            5 => Down::Look { rank: Rank(reader.u32()?), pid: reader.u32()? },
+            5 => Down::Look { rank: Rank(reader.u32()?), process: take_process(&mut reader)? },
             6 => Down::Goodbye,
             7 => {
                 let server_process = ServerProcess::take(&mut reader)?;
@@ -373,21 +379,25 @@ mod tests {
         Up::Arrival(Arrival { job, ranks: 5, patience: Duration::from_millis(1500), stay, blob: vec![1, 2, 3] })
     }
 
+    fn process(pid: u32) -> ProcessId {
+        ProcessId { pid, namespace: 4_026_531_836, start_time: 4711 }
+    }
+
     #[test]
     fn messages_of_the_corpus_decode_or_are_refused() {
-        let server_process = ServerProcess { rank: Some(Rank(0)), pid: 77, host: "höst".into() };
+        let server_process = ServerProcess { rank: Some(Rank(0)), process: process(77), host: "höst".into() };
         let silence = Some(Duration::from_secs(5));
         let job = JobId::named("Slurm step 7.0");
-        let stay = Stay::Yes { silence, pid: 7, host: "höst".into() };
+        let stay = Stay::Yes { silence, process: process(7), host: "höst".into() };
         let enter = Up::Enter(Enter { job, member: 1 << 40, patience: Duration::from_secs(2), stay, blob: vec![5] });
         let generation = Generation { number: 3, members: vec![(0, vec![1, 2]), (70_000, Vec::new())] };
         let made = [
             ("arrival", arrival(Stay::No).encode()),
-            ("arrival_to_stay", arrival(Stay::Yes { silence, pid: 7, host: "höst".into() }).encode()),
+            ("arrival_to_stay", arrival(Stay::Yes { silence, process: process(7), host: "höst".into() }).encode()),
             ("heartbeat", Up::Heartbeat.encode()),
             ("goodbye", Up::Goodbye.encode()),
             ("blame", Up::Blame { peer: Some(Rank(2)), cause: "connection reset".into() }.encode()),
-            ("seen", Up::Seen { rank: Rank(2), state: ProcessState::Stopped }.encode()),
+            ("seen", Up::Seen { rank: Rank(2), state: Some(ProcessState::Stopped) }.encode()),
             ("sample", Up::Sample(vec![1, 2, 3]).encode()),
             ("enter", enter.encode()),
             ("ask_seeds", Up::AskSeeds { job, patience: Duration::from_secs(3) }.encode()),
@@ -404,7 +414,7 @@ mod tests {
             ("refused", Down::Refused("wegen Überfüllung".into()).encode()),
             ("pulse", Down::Pulse.encode()),
             ("failure_notice", Down::FailureNotice(FailureNotice::new(FailureKind::Stopped).on_rank(Rank(1))).encode()),
-            ("look", Down::Look { rank: Rank(1), pid: 77 }.encode()),
+            ("look", Down::Look { rank: Rank(1), process: process(77) }.encode()),
             ("founding", Down::Founding { server_process: server_process.clone(), generation }.encode()),
             ("seeds", Down::Seeds { server_process: server_process.clone(), blobs: vec![vec![], vec![7]] }.encode()),
             ("member_lost", Down::MemberLost { member: 9, notice: FailureNotice::new(FailureKind::Gone) }.encode()),

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::{Countdown, JobId, Key};
+use farandole_transport::{Countdown, JobId, Key, ProcessId};
 
 pub use address::Address;
 pub use generation::{Entry, Generation};
@@ -153,7 +153,7 @@ impl Rendezvous {
     }
 
     fn stay(&self) -> Stay {
-        Stay::Yes { silence: self.silence, pid: std::process::id(), host: self.host.clone() }
+        Stay::Yes { silence: self.silence, process: ProcessId::own(), host: self.host.clone() }
     }
 
     fn keep(&self, channel: Channel<Stream>, server_process: ServerProcess, bond: Bond) -> Result<Lifeline> {

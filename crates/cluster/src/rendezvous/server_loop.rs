@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::Rank;
-use farandole_transport::{AwakeClock, Key};
+use farandole_transport::{AwakeClock, Key, ProcessId};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::address::{Listener, Stream};
@@ -151,7 +151,7 @@ impl ServerLoop {
             generation: None,
             abandoned: None,
             commands,
-            server_process: ServerProcess { rank: None, pid: std::process::id(), host },
+            server_process: ServerProcess { rank: None, process: ProcessId::own(), host },
             arrivals,
             connections: BTreeMap::new(),
             next_id: 0,
@@ -319,8 +319,8 @@ impl ServerLoop {
             return self.dismiss(id, &Down::Refused(why), now);
         }
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        if let Stay::Yes { pid, host, .. } = &stay
-            && (*pid, host) == (self.server_process.pid, &self.server_process.host)
+        if let Stay::Yes { process, host, .. } = &stay
+            && (*process, host) == (self.server_process.process, &self.server_process.host)
         {
             self.server_process.rank = Some(rank);
         }
@@ -345,12 +345,12 @@ impl ServerLoop {
             let _ = connection.channel.queue(&answer);
             connection.stage = match stay.clone() {
                 Stay::No => Stage::Leaving { until: now + PARTING_PATIENCE },
-                Stay::Yes { silence, pid, host } => {
+                Stay::Yes { silence, process, host } => {
                     if let Rule::Whole(state) = &self.rule {
-                        state.started(rank.0, pid, Some(host_name(&host)));
+                        state.started(rank.0, process.pid, Some(host_name(&host)));
                     }
                     let (asked, look_again) = (Vec::new(), None);
-                    Stage::Member(Member { rank, pid, host, epoch, silence, heard: now, asked, look_again })
+                    Stage::Member(Member { rank, process, host, epoch, silence, heard: now, asked, look_again })
                 }
             };
         }

@@ -4,10 +4,12 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU32;
 
+use farandole_transport::ProcessId;
+
 use super::api::{Api, Context, Handle, IpcHandle, NOT_READY, OUT_OF_MEMORY};
 use super::kernels::Kernels;
 use super::words;
-use crate::{Backend, DeviceAdasum, DeviceCopy, DeviceFold, Error, Export, Info, Result, Uuid, table};
+use crate::{Backend, DeviceAdasum, DeviceCopy, DeviceFold, Error, Export, Info, Result, table};
 
 /// `CU_STREAM_NON_BLOCKING`: does not wait for the default stream.
 const NON_BLOCKING: u32 = 1;
@@ -314,7 +316,7 @@ impl Backend for Cuda {
         let code = unsafe { (self.api.ipc_get_mem_handle)(&raw mut ipc, base) };
         let refused = |error: Error| if error.is_sticky() { error } else { Error::NotShareable(error.to_string()) };
         self.api.check("cuIpcGetMemHandle", code).map_err(refused)?;
-        let (process, device): (u32, Uuid) = (std::process::id(), self.info.uuid);
+        let (process, device) = (ProcessId::own(), self.info.uuid);
         Ok(Export { process, device, allocation, base, bytes: bytes as u64, handle: ipc.0 })
     }
 
@@ -338,7 +340,9 @@ impl Backend for Cuda {
                 return error;
             }
             let Export { process, device, bytes, .. } = export;
-            Error::NotShareable(format!("{bytes} bytes of process {process} on {device}: {error}"))
+            Error::NotShareable(format!(
+                "{bytes} bytes of {process} on {device}: {error}; with FARANDOLE_PLANE=nccl or staged, ranks map no memory"
+            ))
         })?;
         Ok(base)
     }

@@ -7,6 +7,7 @@
 //!
 //! [`DeviceFaults`] lets a chosen call fail as the real driver's would.
 
+mod copy_log;
 mod faults;
 mod memory;
 mod nccl;
@@ -18,6 +19,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use farandole_transport::ProcessId;
+
+pub use copy_log::{CopyLog, HostCopy};
 pub use faults::{Call, DeviceFaults};
 pub use nccl::{NcclEnds, PretendNccl};
 
@@ -48,30 +52,8 @@ pub struct Pretend {
     failed: Mutex<Option<Error>>,
     /// Its streams. Locked for a moment.
     streams: Mutex<Vec<u64>>,
-}
-
-/// Copies between a device and pinned memory, in the order in which they were queued. Clones are the same.
-#[derive(Clone, Debug, Default)]
-pub struct CopyLog(Arc<Mutex<Vec<HostCopy>>>);
-
-/// A copy between a device and pinned memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostCopy {
-    /// From the device.
-    ToHost,
-    /// To the device.
-    ToDevice,
-}
-
-impl CopyLog {
-    /// What was queued so far.
-    pub fn copies(&self) -> Vec<HostCopy> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn note(&self, copy: HostCopy) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(copy);
-    }
+    /// Whose memory it has.
+    process: ProcessId,
 }
 
 /// The streams of all pretended devices of this process. A rank waits for events of the program's streams, which belong
@@ -130,6 +112,7 @@ impl Pretend {
             copies: CopyLog::default(),
             failed: Mutex::default(),
             streams: Mutex::default(),
+            process: ProcessId::own(),
         }
     }
 
@@ -144,6 +127,13 @@ impl Pretend {
     #[must_use]
     pub fn sharing(mut self, uuid: Uuid) -> Pretend {
         self.info.uuid = uuid;
+        self
+    }
+
+    /// In the hands of another process, which maps what other processes allocate.
+    #[must_use]
+    pub fn in_process(mut self, pid: u32) -> Pretend {
+        self.process = ProcessId { pid, namespace: u64::MAX, start_time: 1 };
         self
     }
 
@@ -295,6 +285,10 @@ impl Queues {
 impl Backend for Pretend {
     fn info(&self) -> &Info {
         &self.info
+    }
+
+    fn process(&self) -> ProcessId {
+        self.process
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
@@ -471,7 +465,7 @@ impl Backend for Pretend {
             return Err(Error::NotShareable(format!("{address:#x} lies in private memory")));
         }
         Ok(Export {
-            process: std::process::id(),
+            process: self.process,
             device: self.info.uuid,
             allocation: found.id,
             base: found.base,

@@ -4,6 +4,7 @@
 //! others, and says whether it could. All ranks see the same answers, so all take the same path.
 
 use farandole_transport::shm::cma::{Probe, SHOWN_BYTES, Shown};
+use farandole_transport::{Peer, ProcessId};
 
 use super::{Communicator, Descriptor};
 use crate::error::Result;
@@ -28,8 +29,26 @@ impl Communicator {
         let windows = self.windows();
         let mut inline = [0; farandole_transport::shm::flags::INLINE_BYTES];
         let all = windows.peers().all(|local_rank| windows.small(local_rank, 1, &mut inline) == [1]);
-        self.reads_peers = Some(own && all);
-        Ok(own && all)
+        let reads = own && all;
+        if !reads && self.settings.single_copy_bytes < usize::MAX {
+            self.tell_why_peers_are_not_read();
+        }
+        self.reads_peers = Some(reads);
+        Ok(reads)
+    }
+
+    /// One line of the group's first rank on this host.
+    fn tell_why_peers_are_not_read(&mut self) {
+        if self.windows().me() != 0 {
+            return;
+        }
+        let own = ProcessId::own();
+        let is_apart = |peer: &mut Peer| peer.process.is_some_and(|process| process.pid_seen_by(&own).is_none());
+        let why = match self.mesh.peers_mut().any(is_apart) {
+            true => "they are in different PID namespaces",
+            false => "the kernel does not permit it (ptrace_scope, seccomp or user namespaces)",
+        };
+        log::info!("ranks of this host: cannot read each other's memory, {why}; long direct calls copy twice");
     }
 
     fn all_probes_are_readable(&mut self) -> bool {

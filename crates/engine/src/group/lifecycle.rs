@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::Rank;
-use farandole_transport::Progress;
+use farandole_transport::{ProcessId, ProcessState, Progress};
 
 use super::control::SAYS_GOODBYE;
 use super::{Group, State, TurnInput};
@@ -26,6 +26,23 @@ const LINGER: Duration = Duration::from_secs(2);
 /// The same after an abort handle that names no rank: some of the peers will never answer, and those that live have
 /// heard it themselves. Long enough to let our own words out, short beside the time that a launcher gives ranks to end.
 const ABORTED_LINGER: Duration = Duration::from_millis(200);
+
+/// Longest time for which a failed group withholds tickets whose device memory a live peer may still store to. Longer
+/// than a scheduling delay of a peer: its driver needs one turn. After that, the peer may be stopped: tickets resolve
+/// without their memory, which is kept until this process exits.
+const WITHHELD_AT_MOST: Duration = Duration::from_secs(10);
+
+/// Between two polls of devices and peers after a failure. Peers do not ring when their streams are empty.
+const POLL_EVERY: Duration = Duration::from_millis(1);
+
+/// Requests of a failed group whose device memory a live peer may still store to (`exec::device::giving_up`).
+#[derive(Debug, Default)]
+pub(super) struct Withheld {
+    requests: Vec<(Pending, Error)>,
+    /// The end of waiting, while device memory is in use.
+    until: Option<Duration>,
+    next_poll: Duration,
+}
 
 /// How far leaving has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +114,9 @@ impl Group {
     /// Whether the group is over and the mesh can be dropped.
     pub(crate) fn is_over(&self, now: Duration) -> bool {
         let State::Ended(until) = self.state else { return false };
+        if self.withheld.until.is_some() {
+            return false;
+        }
         let all_left = (0..self.here.size).all(|rank| rank == self.here.me.index() || self.left[rank]);
         (all_left && !self.unflushed) || now >= until
     }
@@ -149,23 +169,68 @@ impl Group {
         moved
     }
 
-    /// Fails all requests under way, also those of a bucket that was being completed.
+    /// Fails all requests under way, also those of a bucket that was being completed. Withholds those whose memory a
+    /// live peer may still store to.
     pub(crate) fn fail_requests(&mut self, error: &Error, now: Duration) {
+        let mut failed = Vec::new();
         while let Some((mut pending, outcome)) = self.done.pop() {
             (pending.input, pending.output) = (outcome.input, outcome.output);
-            pending.fail(error.clone());
+            failed.push(pending);
         }
         for pending in self.table.take_all().chain(self.computing.take_all()) {
             self.record.failed(&pending, now);
-            pending.fail(error.clone());
+            failed.push(pending);
+        }
+        for pending in failed {
+            if self.withheld.until.is_some() && pending.is_on_device() {
+                self.withheld.requests.push((pending, error.clone()));
+            } else {
+                pending.fail(error.clone());
+            }
         }
         self.transfers.fail_all(error);
+    }
+
+    /// Gives device memory back when no device uses it any more. Says whether anything moved.
+    pub(super) fn release_withheld(&mut self, now: Duration) -> bool {
+        let (Some(until), Some(device)) = (self.withheld.until, &mut self.device) else { return false };
+        let mut gone = vec![false; self.here.size];
+        for peer in self.mesh.peers_mut() {
+            let is_lost = self.lost[peer.rank.index()];
+            gone[peer.rank.index()] = peer.control.has_closed() || is_lost && has_exited(peer.process);
+        }
+        let (windows, is_gone) = (self.mesh.windows.as_ref(), |rank: Rank| gone[rank.index()]);
+        if device.advance_giving_up(windows, is_gone) {
+            self.withheld.requests.drain(..).for_each(|(pending, error)| pending.fail(error));
+        } else if now >= until {
+            let users = windows.map_or_else(Vec::new, |windows| device.users(windows, is_gone));
+            let users: Vec<Rank> = users.into_iter().map(|rank| self.settings.ranks[rank.index()]).collect();
+            log::warn!(
+                "device memory of {} requests: in use by ranks {users:?} or by kernels of this rank {} s after the \
+                 failure; it is not freed",
+                self.withheld.requests.len(),
+                WITHHELD_AT_MOST.as_secs()
+            );
+            device.let_all_go();
+            self.withheld.requests.drain(..).for_each(|(pending, error)| pending.fail_without_memory(error));
+        } else {
+            self.withheld.next_poll = now + POLL_EVERY;
+            return false;
+        }
+        self.withheld.until = None;
+        true
+    }
+
+    /// When a group that has ended wants its next turn.
+    pub(super) fn next_turn_after_end(&self, until: Duration) -> Duration {
+        if self.withheld.until.is_some() { self.withheld.next_poll } else { until }
     }
 
     /// A world rank is lost: its last words are not waited for.
     pub(crate) fn expect_nothing_of(&mut self, world_rank: Rank) {
         if let Some(member) = self.settings.ranks.iter().position(|&rank| rank == world_rank) {
             self.left[member] = true;
+            self.lost[member] = true;
         }
     }
 
@@ -197,9 +262,11 @@ impl Group {
             if let Some(nccl) = nccl.take_if(|_| !device.trailing.is_empty()) {
                 nccl.give_up();
             }
-            let left = &self.left;
-            device.give_up(self.mesh.windows.as_ref(), |rank| left[rank.index()]);
+            device.begin_giving_up(self.mesh.windows.as_ref());
+            self.withheld.until = Some(turn.now + WITHHELD_AT_MOST);
         }
+        // Mostly the peers have not heard of the failure yet, unless this rank has heard of it from them.
+        self.release_withheld(turn.now);
         self.fail_requests(error, turn.now);
         self.record.group_error(&error.to_string(), turn.now);
         self.linger();
@@ -207,4 +274,10 @@ impl Group {
             nccl.give_up();
         }
     }
+}
+
+/// Whether a peer that was reported lost has exited. A lost process may be stopped, and continue.
+fn has_exited(process: Option<ProcessId>) -> bool {
+    // Ranks that are threads of one process do not exit one by one.
+    process.is_none_or(|process| process.is(&ProcessId::own()) || process.state() == Some(ProcessState::Gone))
 }

@@ -49,7 +49,7 @@ pub use stalls::StallNotice;
 
 use active_bucket::ActiveBucket;
 use computing::Computing;
-use lifecycle::{CLOSE_LIMIT, Leaving};
+use lifecycle::{CLOSE_LIMIT, Leaving, Withheld};
 use stalls::{Stalls, check_interval};
 use transfers::Transfers;
 
@@ -125,6 +125,9 @@ pub(crate) struct Group {
     leaving: Leaving,
     /// Peers that have said goodbye or are gone.
     left: Vec<bool>,
+    /// Peers that were reported lost.
+    lost: Vec<bool>,
+    withheld: Withheld,
     /// Whether a control line still holds messages back.
     unflushed: bool,
     glances: u32,
@@ -192,6 +195,8 @@ impl Group {
             state: State::Open,
             leaving: Leaving::No,
             left: vec![false; here.size],
+            lost: vec![false; here.size],
+            withheld: Withheld::default(),
             unflushed: false,
             glances: 0,
             next_stall_check,
@@ -313,7 +318,7 @@ impl Group {
     /// Does what can be done now. Says whether anything moved.
     pub(crate) fn turn(&mut self, look: Look, turn: &TurnInput<'_>) -> Result<bool, GroupError> {
         if let State::Ended(_) = self.state {
-            return Ok(self.linger());
+            return Ok(self.linger() | self.release_withheld(turn.now));
         }
         let mut moved = false;
         self.glances += 1;
@@ -356,7 +361,7 @@ impl Group {
     /// When [`Group::turn`] is due at the latest, even if nothing happens.
     pub(crate) fn next_timeout(&self) -> Duration {
         if let State::Ended(until) = self.state {
-            return until;
+            return self.next_turn_after_end(until);
         }
         let closing = match self.state {
             State::Closing(since) => since + CLOSE_LIMIT,

@@ -138,7 +138,7 @@ impl Group {
         active.tell_again = tell_again(still);
         let (tensor, word) = (Arc::clone(&active.bucket.plan.parts[0].item.name), active.bucket.plan.collective.word());
         let peer = active.waiting_for(&self.mesh);
-        let sight = peer.and_then(|peer| self.mesh.peer_mut(peer).pid).map_or(Sight::Nothing, look_at);
+        let sight = peer.and_then(|peer| self.mesh.peer_mut(peer).process).map_or(Sight::Nothing, look_at);
         let first = peer.map_or(Rank(0), |peer| self.settings.ranks[peer.index()]);
         let me = self.settings.ranks[self.here.me.index()];
         let whom = peer.map_or_else(|| "others".to_owned(), |_| self.name_of(first));
@@ -308,7 +308,7 @@ impl Group {
         let (me, mesh) = (self.here.me, &mut self.mesh);
         let finding = probe.close(&places, turn.now, |rank| match rank == me {
             true => Sight::Alive(std::process::id()),
-            false => mesh.peer_mut(rank).pid.map_or(Sight::Nothing, look_at),
+            false => mesh.peer_mut(rank).process.map_or(Sight::Nothing, look_at),
         });
         if me != COORDINATOR {
             self.stalls.told_alone = Some(Arc::clone(&finding.tensor));

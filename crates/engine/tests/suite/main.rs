@@ -6,6 +6,7 @@ mod harness;
 mod abort;
 mod collectives;
 mod device_adasum;
+mod device_failures;
 mod device_hosts;
 mod devices;
 mod direct;

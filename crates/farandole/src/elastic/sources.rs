@@ -109,7 +109,7 @@ impl fmt::Debug for BeforeJoining {
 #[cfg(test)]
 mod tests {
     use farandole_engine::Config;
-    use farandole_transport::contact::{Contact, Process};
+    use farandole_transport::{Contact, ProcessId};
     use farandole_transport::{JobId, Key};
 
     use super::*;
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn members_of_the_own_host_come_first_and_processes_begin_with_different_ones() {
         let introduction = |host: &str, stream: &[u8]| {
-            let process = Process { pid: 1, namespace: 1 };
+            let process = ProcessId { pid: 1, namespace: 1, start_time: 1 };
             let contact = Contact { host: host.to_owned(), unix: None, addresses: Vec::new(), connections: 1, process };
             let mut own = Introduction::new(contact, &Config::default(), false, Err(String::new()));
             own.stream = stream.to_vec();

@@ -7,6 +7,7 @@
 mod file_plane;
 #[path = "../../../cluster/tests/host/mod.rs"]
 mod host;
+mod namespaces;
 mod shared_blocks;
 #[path = "../variables/mod.rs"]
 mod variables;
@@ -197,6 +198,11 @@ fn a_rank_plays_its_role() {
     }
     if role == "plane" {
         reduce_on_a_plane();
+        println!("role done");
+        return;
+    }
+    if role == "namespaces" {
+        namespaces::reduce_everywhere();
         println!("role done");
         return;
     }

@@ -45,6 +45,8 @@ pub struct StreamControl<C> {
     used: usize,
     /// Why no further message will come.
     end: Option<End>,
+    /// Whether the connection is closed, which may be some time after the last message.
+    is_closed: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -57,7 +59,16 @@ enum End {
 impl<C: Connection> StreamControl<C> {
     /// A control line to `peer`.
     pub fn new(peer: Rank, connection: C) -> StreamControl<C> {
-        StreamControl { peer, connection, outbox: Vec::new(), left: 0, inbox: Vec::new(), used: 0, end: None }
+        StreamControl {
+            peer,
+            connection,
+            outbox: Vec::new(),
+            left: 0,
+            inbox: Vec::new(),
+            used: 0,
+            end: None,
+            is_closed: false,
+        }
     }
 
     fn queue(&mut self, kind: u8, body: &[u8]) {
@@ -110,7 +121,8 @@ impl<C: Connection> StreamControl<C> {
     fn fall_silent(&mut self, error: std::io::Error) -> Result<bool> {
         let error = peer_error(self.peer, error);
         if let Error::PeerGone { how, .. } = &error {
-            self.end = Some(End::Gone(how.clone()));
+            self.end.get_or_insert(End::Gone(how.clone()));
+            self.is_closed = true;
         }
         Err(error)
     }
@@ -187,5 +199,10 @@ impl<C: Connection> Control for StreamControl<C> {
                 return Ok(None);
             }
         }
+    }
+
+    fn has_closed(&mut self) -> bool {
+        while !self.is_closed && matches!(self.fill(), Ok(true)) {}
+        self.is_closed
     }
 }

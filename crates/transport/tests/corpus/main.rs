@@ -12,7 +12,8 @@ mod hello;
 mod seeds;
 
 use farandole_plan::Rank;
-use farandole_transport::contact::{Contact, Process};
+use farandole_transport::ProcessId;
+use farandole_transport::contact::Contact;
 use farandole_transport::frame::{Checksum, Header, Trailer};
 use farandole_transport::hello::{Hello, Purpose, Seal};
 use farandole_transport::{JobId, Tag};
@@ -98,21 +99,23 @@ fn contacts_of_the_corpus_decode_or_are_refused() {
         unix: Some("farandole-1".to_owned()),
         addresses: vec!["10.0.0.7:4000".parse().unwrap(), "[fe80::1%3]:4001".parse().unwrap()],
         connections: 4,
-        process: Process { pid: 77, namespace: 4_026_531_836 },
+        process: ProcessId { pid: 77, namespace: 4_026_531_836, start_time: 4711 },
     };
-    let nowhere =
-        Contact { host: String::new(), unix: None, addresses: Vec::new(), connections: 0, process: Process::default() };
+    let process = ProcessId { pid: 1, namespace: 0, start_time: 0 };
+    let nowhere = Contact { host: String::new(), unix: None, addresses: Vec::new(), connections: 0, process };
     for contact in [&everywhere, &nowhere] {
         assert_eq!(Contact::decode(&contact.encode()).as_ref(), Some(contact));
     }
     let whole = everywhere.encode();
-    let made: [Seed; 6] = [
+    let without_pid = [&whole[..3], &[0; 4], &whole[7..]].concat();
+    let made: [Seed; 7] = [
         ("everywhere", whole.clone()),
         ("nowhere", nowhere.encode()),
         ("cut_off", whole[..whole.len() - 1].to_vec()),
         ("more_behind", [&whole[..], &[0]].concat()),
         ("another_format", [&[9], &whole[1..]].concat()),
-        ("longer_than_it_is", vec![2, 4, 0, 0xff, 0xff, b'a']),
+        ("without_pid", without_pid),
+        ("longer_than_it_is", [&whole[..23], &[0xff, 0xff, b'a']].concat()),
     ];
     replay("contact", &made, contact::check);
 }

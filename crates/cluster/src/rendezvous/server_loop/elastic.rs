@@ -160,10 +160,10 @@ impl Stage {
 
 /// Whoever has entered stays.
 fn stayed(member: u64, stay: &Stay, now: Instant) -> Stage {
-    let Stay::Yes { silence, pid, host } = stay.clone() else {
+    let Stay::Yes { silence, process, host } = stay.clone() else {
         return Stage::Leaving { until: now + HANDSHAKE_TIMEOUT };
     };
     // The launcher's numbers are below 2^32; a number beyond that is nobody whom it knows.
     let rank = Rank(u32::try_from(member).unwrap_or(u32::MAX));
-    Stage::Member(Member { rank, pid, host, epoch: 0, silence, heard: now, asked: Vec::new(), look_again: None })
+    Stage::Member(Member { rank, process, host, epoch: 0, silence, heard: now, asked: Vec::new(), look_again: None })
 }

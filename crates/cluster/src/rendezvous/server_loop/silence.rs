@@ -29,7 +29,7 @@ impl ServerLoop {
             Rule::Whole(_) if silent.epoch < self.judged_before => self.stop_looking(id, now + allowed),
             Rule::Whole(_) if silent.host == self.server_process.host => {
                 self.stop_looking(id, now + allowed);
-                let notice = silent.notice_on(ProcessState::of(silent.pid), now);
+                let notice = silent.notice_on(silent.process.state(), now);
                 self.pronounce_in(silent.epoch, &notice);
             }
             Rule::Whole(_) => {
@@ -39,7 +39,7 @@ impl ServerLoop {
                         if let Some(Connection { stage: Stage::Member(silent), .. }) = self.connections.get_mut(&id) {
                             silent.asked.push(neighbour);
                         }
-                        self.say(neighbour, &Down::Look { rank: silent.rank, pid: silent.pid });
+                        self.say(neighbour, &Down::Look { rank: silent.rank, process: silent.process });
                     }
                     SilenceAction::Pronounce(notice) => {
                         self.stop_looking(id, now + allowed);
@@ -58,7 +58,7 @@ impl ServerLoop {
     }
 
     /// A neighbour has looked at the process of a silent member.
-    pub(super) fn take_sight(&mut self, rank: Rank, epoch: u64, state: ProcessState, now: Instant) {
+    pub(super) fn take_sight(&mut self, rank: Rank, epoch: u64, state: Option<ProcessState>, now: Instant) {
         let silent =
             self.members().map(|(_, member)| member).find(|member| (member.rank, member.epoch) == (rank, epoch));
         // It may have been heard meanwhile.
@@ -84,12 +84,11 @@ impl ServerLoop {
         let epoch = self.epoch.saturating_sub(1);
         let members = self.members().map(|(_, member)| member).filter(|member| member.epoch == epoch);
         let peer = members.into_iter().find(|member| Some(member.rank) == blame.peer);
-        let seen = peer.filter(|peer| peer.host == self.server_process.host).and_then(|peer| {
-            match ProcessState::of(peer.pid) {
-                ProcessState::Alive => None,
+        let seen =
+            peer.filter(|peer| peer.host == self.server_process.host).and_then(|peer| match peer.process.state() {
+                None | Some(ProcessState::Alive) => None,
                 state => Some(peer.notice_on(state, now)),
-            }
-        });
+            });
         let notice =
             seen.unwrap_or_else(|| FailureNotice::new(FailureKind::Other).on_rank(blame.by).saying(blame.cause));
         self.pronounce_in(epoch, &notice);

@@ -11,13 +11,15 @@
 //! host: *exposed* means that the contribution is there, *settled* that this rank has done its share and uses no memory
 //! of others any more. The host looks at events and never waits for the device, except where a collective is given up
 //! while kernels still use its memory. Where the program lets its streams wait for results, all is queued at once and
-//! the devices wait for each other (`ordered`, `peer_words`); the host goes on to the next bucket (`trailing`).
+//! the devices wait for each other (`ordered`, `peer_words`); the host goes on to the next bucket (`trailing`). After a
+//! failure, memory is given back when no device uses it (`giving_up`).
 //!
 //! [`DevicePlane`] is what a group keeps between buckets. It opens a device when the first bucket comes that has memory
 //! there: a job on processors does not pay for it.
 
 mod adasum;
 mod exchange;
+mod giving_up;
 pub(crate) mod hosts;
 pub(crate) mod in_flight;
 mod ordered;
@@ -44,13 +46,13 @@ use std::time::{Duration, Instant};
 use farandole_device::{
     Allocation, Device, Error as DeviceError, Event, Exports, Hits, Mappings, Pinned, Result, Stream,
 };
-use farandole_plan::Rank;
 use farandole_trace::event::DeviceCache;
 use farandole_transport::shm::Windows;
 use farandole_transport::{Bell, Mesh};
 
 use crate::bucket::GroupRank;
 use crate::pending::PendingTable;
+use giving_up::GivingUp;
 use peer_words::PeerWords;
 use posting::Told;
 use results::ResultPool;
@@ -62,10 +64,6 @@ use work::Places;
 
 /// Opens a device by its number in this process.
 pub type OpenDevice = Arc<dyn Fn(u32) -> Result<Device> + Send + Sync>;
-
-/// How long a rank whose group has failed waits until the others have stopped working on its memory. They hear of the
-/// failure within milliseconds.
-const GIVEN_UP_WITHIN: Duration = Duration::from_millis(300);
 
 /// How long a rank that needs more memory waits until it can give back what it had. Otherwise that is kept until it
 /// needs more again: device memory is scarce, but not as scarce as to hold everything up.
@@ -79,6 +77,8 @@ pub(crate) struct DevicePlane {
     words: PlaneWords,
     pub(crate) trailing: Trailing,
     sharing_watch: SharingWatch,
+    /// Since the group has failed.
+    giving_up: Option<GivingUp>,
 }
 
 /// By which this rank's device and those of its peers wait for each other.
@@ -102,6 +102,8 @@ pub(crate) struct Opened {
     /// Where the driver is asked to wake us, beside that.
     doorbell: Stream,
     mappings: Mappings,
+    /// Behind the work that uses mappings which the current bucket has to close.
+    draining: Option<Event>,
     exports: Exports,
     results: ResultPool,
     fusion: Option<Allocation>,
@@ -143,6 +145,7 @@ impl DevicePlane {
             words: PlaneWords::default(),
             trailing: Trailing::default(),
             sharing_watch: SharingWatch::default(),
+            giving_up: None,
         }
     }
 
@@ -187,23 +190,46 @@ impl DevicePlane {
         Ok((opened, words))
     }
 
-    /// Where the tensors that all ranks of the host have told of lie in this process.
+    /// The addresses, in this process, of the tensors that all ranks of the host have told of. `None`: a mapping has to
+    /// be closed that work in the stream may use. The driver is rung when that work is done, and calls again.
     fn translate_all(
         &mut self,
         ordinal: u32,
         told: &[Told],
         windows: &Windows,
-    ) -> farandole_transport::Result<Vec<Places>> {
+    ) -> farandole_transport::Result<Option<Vec<Places>>> {
         let opened = self.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
-        let translate = |(local_rank, told): (usize, &Told)| {
-            // What trails may use mappings that are closed then. It ends: all ranks have queued it, or are about to.
-            let is_used = told.exports.iter().any(|export| opened.mappings.closes_others(export));
-            let idle = if is_used { opened.stream.wait_until_empty() } else { Ok(()) };
-            idle.and_then(|()| work::translate(&mut opened.mappings, told)).map_err(|error| {
-                local(format!("mapping the device memory of rank {}", windows.rank(local_rank)), error)
-            })
+        let mut is_idle = match &opened.draining {
+            Some(event) if !event.has_happened().map_err(|error| local("waiting for the device", error))? => {
+                return Ok(None);
+            }
+            Some(_) => true,
+            None => false,
         };
-        told.iter().enumerate().map(translate).collect()
+        opened.draining = None;
+        let mut all = Vec::with_capacity(told.len());
+        for (local_rank, told) in told.iter().enumerate() {
+            let failed =
+                |error| local(format!("mapping the device memory of rank {}", windows.rank(local_rank)), error);
+            let closes = told.exports.iter().any(|export| opened.mappings.closes_others(export));
+            if closes && !is_idle {
+                let event = opened.stream.record().map_err(failed)?;
+                is_idle = event.has_happened().map_err(failed)?;
+                if !is_idle {
+                    self.drain(ordinal, event).map_err(failed)?;
+                    return Ok(None);
+                }
+            }
+            all.push(work::translate(&mut opened.mappings, told).map_err(failed)?);
+        }
+        Ok(Some(all))
+    }
+
+    /// Keeps an event behind work whose mappings are to be closed, and has the driver rung when it happens.
+    fn drain(&mut self, ordinal: u32, event: Event) -> Result<()> {
+        self.ring_after(ordinal, &event)?;
+        self.opened(ordinal)?.draining = Some(event);
+        Ok(())
     }
 
     /// How long what trails has stood still, and the local rank whose data are not there, if one can be named.
@@ -211,26 +237,6 @@ impl DevicePlane {
         let (still, round) = self.trailing.stands_still(now)?;
         let PlaneWords::On(_, words) = &self.words else { return Some((still, None)) };
         Some((still, round.and_then(|round| words.first_behind(round))))
-    }
-
-    /// The group has failed: lets go of what waits for peers, and waits until nothing is left on the device. Kernels of
-    /// other ranks may still store to memory of this one; it is given back when those ranks have said that they have
-    /// given up, too, or after a while. Of ranks that are lost nothing is expected.
-    pub(crate) fn give_up(&mut self, windows: Option<&Windows>, is_lost: impl Fn(Rank) -> bool) {
-        let mut memory = Vec::new();
-        let words = if let PlaneWords::On(_, words) = &self.words { Some(words) } else { None };
-        if !self.trailing.end(words, &mut memory) {
-            // Streams may still look at them.
-            std::mem::forget(std::mem::replace(&mut self.words, PlaneWords::Impossible));
-        }
-        let Some(windows) = windows else { return };
-        peer_words::note_given_up(windows);
-        let begun = Instant::now();
-        let is_awaited = |peer: usize| !is_lost(windows.rank(peer)) && !peer_words::has_given_up(windows, peer);
-        while !self.opened.is_empty() && windows.peers().any(is_awaited) && begun.elapsed() < GIVEN_UP_WITHIN {
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        drop(memory);
     }
 
     /// A device that is open, or the first one of this process.
@@ -263,9 +269,7 @@ impl DevicePlane {
 
 impl Drop for DevicePlane {
     fn drop(&mut self) {
-        if !self.trailing.end(None, &mut Vec::new()) {
-            self.give_up(None, |_| true);
-        }
+        self.keep_for_good();
     }
 }
 
@@ -278,6 +282,7 @@ impl Opened {
             stream,
             doorbell,
             mappings,
+            draining: None,
             exports,
             results: ResultPool::default(),
             fusion: None,
@@ -368,4 +373,57 @@ impl fmt::Debug for DevicePlane {
 /// A failure of a device, as one of this side.
 pub(crate) fn local(doing: impl Into<String>, error: DeviceError) -> farandole_transport::Error {
     farandole_transport::Error::local(doing, std::io::Error::other(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use farandole_device::Export;
+    use farandole_device::pretend::{DeviceFaults, Pretend};
+    use farandole_transport::Waiter;
+    use farandole_transport::shm::Layout;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Word(Arc<[AtomicU32; 1]>);
+
+    impl AsRef<[AtomicU32]> for Word {
+        fn as_ref(&self) -> &[AtomicU32] {
+            &*self.0
+        }
+    }
+
+    fn told(export: Export) -> Told {
+        let place = Some((0, export.base));
+        Told { exports: vec![export], places: vec![(place, place)], ..Told::default() }
+    }
+
+    /// A wait on the driver's thread would last until a word is written that may never be.
+    #[test]
+    fn a_mapping_is_closed_when_the_stream_is_idle_and_the_driver_does_not_wait_for_that() {
+        let pretend = |pid| Pretend::with(0, DeviceFaults::default()).in_process(pid).device();
+        let (device, peer, waiter) = (pretend(1), pretend(2), Waiter::new().unwrap());
+        let bells = [waiter.bell(), waiter.bell()];
+        let windows = Windows::for_threads(Layout::standard(2), &bells).unwrap().remove(0);
+        let opened = device.clone();
+        let mut plane = DevicePlane::new(Arc::new(move |_| Ok(opened.clone())), waiter.bell());
+
+        let first = peer.allocate(64).unwrap();
+        let export = peer.export(first.address()).unwrap();
+        let mut translate = |export: &Export| plane.translate_all(0, &[told(export.clone())], &windows);
+        assert!(translate(&export).unwrap().is_some(), "there is nothing to close");
+        drop(first);
+        let again = peer.allocate(64).unwrap();
+        let export = peer.export(again.address()).unwrap();
+        assert_eq!(again.address(), export.base, "it has the place of the first");
+
+        let held = device.words(Box::new(Word::default())).unwrap();
+        plane.opened(0).unwrap().stream.wait_word(&held, 0, 1).unwrap();
+        let mut translate = |export: &Export| plane.translate_all(0, &[told(export.clone())], &windows);
+        assert!(translate(&export).unwrap().is_none() && translate(&export).unwrap().is_none());
+        held.set(0, 1);
+        assert!(translate(&export).unwrap().is_some());
+    }
 }

@@ -13,8 +13,8 @@
 //!
 //! **Why nothing hangs.** Ranks queue buckets in the same order, each when all ranks have come to it, and a program's
 //! stream waits for an event only when the bucket before it is queued. Take the first bucket that does not end. Some
-//! rank has not queued it, or some rank's data never come. A rank that has come to a bucket queues it unless its driver
-//! is held up by a call that waits for the device, and that waits for buckets before this one, which end. Data never
+//! rank has not queued it, or some rank's data never come. A rank that has come to a bucket queues it unless it first
+//! has to close mappings, which it does when the buckets before this one have ended, and those end. Data never
 //! come only if the program's kernels do not end. So a call of the program that waits for its stream while it holds the
 //! driver's lock holds nothing up for ever, which it would if a host had to queue something after the program's stream
 //! has begun to wait. The argument is for one order of buckets: only the world's are queued so (`group`).
@@ -41,6 +41,20 @@ pub(super) fn is_possible(told: &[Told]) -> bool {
     told.iter().all(|told| told.is_ordered && (told.at_once || !shares(told)))
 }
 
+/// This rank's share of a bucket, if it has one, and where all tensors are in this process.
+pub(super) type Reached = Option<(work::Share, Vec<work::Places>)>;
+
+/// Maps what this rank works on. `None`: not yet ([`DevicePlane::translate_all`]).
+pub(super) fn reach(
+    plane: &mut DevicePlane,
+    ordinal: u32,
+    told: &[Told],
+    windows: &Windows,
+) -> Result<Option<Reached>> {
+    let Some(share) = work::Share::of(told, windows.me()) else { return Ok(Some(None)) };
+    Ok(plane.translate_all(ordinal, told, windows)?.map(|places| Some((share, places))))
+}
+
 /// What a rank queues.
 pub(super) struct Ordered<'a> {
     pub(super) plan: &'a BucketPlan,
@@ -52,20 +66,16 @@ pub(super) struct Ordered<'a> {
 }
 
 impl Ordered<'_> {
-    /// Queues all of it. `ordinal` is the device of the tensors.
+    /// Queues all of it. `ordinal` is the device of the tensors; `work` is what [`reach`] gave.
     pub(super) fn queue(
         &self,
         plane: &mut DevicePlane,
         ordinal: u32,
         told: &[Told],
-        windows: &Windows,
+        work: Reached,
         stopwatch: Stopwatch,
     ) -> Result<Queued> {
-        let places = match work::Share::of(told, windows.me()) {
-            Some(share) => Some((share, plane.translate_all(ordinal, told, windows)?)),
-            None => None,
-        };
-        self.queue_on(plane, ordinal, told, places, stopwatch)
+        self.queue_on(plane, ordinal, told, work, stopwatch)
             .map_err(|error| local("queueing work on the device", error))
     }
 
@@ -74,7 +84,7 @@ impl Ordered<'_> {
         plane: &mut DevicePlane,
         ordinal: u32,
         told: &[Told],
-        work: Option<(work::Share, Vec<work::Places>)>,
+        work: Reached,
         mut stopwatch: Stopwatch,
     ) -> DeviceResult<Queued> {
         let (opened, words) = plane.opened_with_words(ordinal)?;
@@ -112,6 +122,7 @@ impl Ordered<'_> {
 #[cfg(test)]
 mod tests {
     use farandole_device::{Export, Uuid};
+    use farandole_transport::ProcessId;
 
     use super::*;
 
@@ -119,7 +130,8 @@ mod tests {
     fn ranks_that_take_turns_on_a_device_are_ordered_by_their_hosts() {
         let told = |device: u8, at_once| {
             let device = Uuid([device; 16]);
-            let export = Export { process: 7, device, allocation: 1, base: 0, bytes: 8, handle: [0; 64] };
+            let process = ProcessId { pid: 7, namespace: 1, start_time: 1 };
+            let export = Export { process, device, allocation: 1, base: 0, bytes: 8, handle: [0; 64] };
             Told { is_ordered: true, at_once, exports: vec![export], ..Told::default() }
         };
         assert!(is_possible(&[told(1, false), told(2, false)]), "each has its own");

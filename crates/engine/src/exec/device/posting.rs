@@ -203,7 +203,7 @@ impl Told {
         let mut exports = Vec::new();
         for _ in 0..count {
             let bytes = take(EXPORT_BYTES)?.try_into().map_err(|_| "half an export")?;
-            exports.push(Export::decode(bytes));
+            exports.push(Export::decode(bytes).ok_or("an export of an impossible process or range")?);
         }
         let mut next = |bytes: u64| {
             let (export, address) = (number(take(8)?), number(take(8)?));
@@ -273,12 +273,14 @@ fn check(exports: &[Export], export: u64, address: u64, bytes: u64) -> Result<Pl
 #[cfg(test)]
 mod tests {
     use farandole_device::Uuid;
+    use farandole_transport::ProcessId;
 
     use super::*;
 
     fn export(stretch: Stretch) -> Result<Export, String> {
         let base = stretch.address / 10_000 * 10_000;
-        Ok(Export { process: 7, device: Uuid([1; 16]), allocation: base, base, bytes: 1000, handle: [2; 64] })
+        let process = ProcessId { pid: 7, namespace: 1, start_time: 1 };
+        Ok(Export { process, device: Uuid([1; 16]), allocation: base, base, bytes: 1000, handle: [2; 64] })
     }
 
     fn stretch(address: u64, bytes: u64) -> Stretch {

@@ -62,6 +62,16 @@ enum Stage {
     Unpack,
 }
 
+/// What came of a bucket whose steps devices may order, when all ranks have told where their tensors are.
+enum Gathered {
+    /// All of it is queued.
+    Queued,
+    /// Hosts order its steps.
+    Apart,
+    /// The device still uses mappings that have to be closed.
+    NotYet,
+}
+
 impl DeviceRun {
     /// Begins a bucket: looks where its tensors lie and queues what has to be copied. A failure is kept until the run
     /// is first advanced.
@@ -100,12 +110,11 @@ impl DeviceRun {
         loop {
             let stage = self.stage;
             let went_on = match stage {
-                Stage::Gather if windows.all_begun()? => {
-                    if self.queue_ordered(plane, windows)? {
-                        return Ok(Progress::Done);
-                    }
-                    Some(Stage::Load)
-                }
+                Stage::Gather if windows.all_begun()? => match self.queue_ordered(plane, windows)? {
+                    Gathered::Queued => return Ok(Progress::Done),
+                    Gathered::Apart => Some(Stage::Load),
+                    Gathered::NotYet => None,
+                },
                 Stage::Load if self.in_flight.is_done()? => {
                     windows.expose();
                     // What comes next may be looks at the device: sleepers would hear of it late.
@@ -113,8 +122,7 @@ impl DeviceRun {
                     Some(Stage::Meet)
                 }
                 Stage::Meet if windows.all_begun()? && windows.all_exposed() => {
-                    self.work(plane, windows)?;
-                    Some(Stage::Work)
+                    self.work(plane, windows)?.then_some(Stage::Work)
                 }
                 Stage::Work if self.in_flight.is_done()? => {
                     windows.settle();
@@ -191,6 +199,8 @@ impl DeviceRun {
         let opening = |error| local(format!("opening device {ordinal}"), error);
         let is_ordered = self.tensors.runs_ahead && plane.has_words(ordinal, windows).map_err(opening)?;
         let opened = plane.opened(ordinal).map_err(opening)?;
+        // What an abandoned bucket has waited for says nothing about work that was queued since.
+        opened.draining = None;
         let slot_bytes = windows.layout().small_bytes;
         let (ends, replaces) = (self.end_bytes(self.here.me.index()), self.replaces());
         let shard = Stretch::default();
@@ -213,29 +223,31 @@ impl DeviceRun {
         loaded.map_err(|error| local("packing on the device", error))
     }
 
-    /// Queues the whole bucket if all ranks let devices order its steps; otherwise what comes first. Says which.
-    fn queue_ordered(&mut self, plane: &mut DevicePlane, windows: &mut Windows) -> Result<bool> {
+    /// Queues the whole bucket if all ranks let devices order its steps; otherwise what comes first.
+    fn queue_ordered(&mut self, plane: &mut DevicePlane, windows: &mut Windows) -> Result<Gathered> {
         let told = self.told(windows)?;
         let Some(ordinal) = self.tensors.ordinal.filter(|_| ordered::is_possible(&told)) else {
             self.queue_load(plane)?;
-            return Ok(false);
+            return Ok(Gathered::Apart);
         };
         plane.watch_sharing(ordinal, &told, windows);
+        let Some(work) = ordered::reach(plane, ordinal, &told, windows)? else { return Ok(Gathered::NotYet) };
         let (plan, movement, size) = (&self.plan, &self.movement, self.here.size);
         let ordered = Ordered { plan, movement, tensors: &self.tensors, shared: &self.shared, size };
         let stopwatch = self.in_flight.take_stopwatch();
-        self.queued = Some(ordered.queue(plane, ordinal, &told, windows, stopwatch)?);
+        self.queued = Some(ordered.queue(plane, ordinal, &told, work, stopwatch)?);
         windows.finish();
-        Ok(true)
+        Ok(Gathered::Queued)
     }
 
-    /// Queues what this rank does, if it does anything.
-    fn work(&mut self, plane: &mut DevicePlane, windows: &Windows) -> Result<()> {
-        let Some(ordinal) = self.tensors.ordinal else { return Ok(()) };
+    /// Queues what this rank does, if it does anything. Says whether it could: the device may still use mappings that
+    /// have to be closed.
+    fn work(&mut self, plane: &mut DevicePlane, windows: &Windows) -> Result<bool> {
+        let Some(ordinal) = self.tensors.ordinal else { return Ok(true) };
         let told = self.told(windows)?;
         plane.watch_sharing(ordinal, &told, windows);
-        let Some(share) = work::Share::of(&told, windows.me()) else { return Ok(()) };
-        let places = plane.translate_all(ordinal, &told, windows)?;
+        let Some(share) = work::Share::of(&told, windows.me()) else { return Ok(true) };
+        let Some(places) = plane.translate_all(ordinal, &told, windows)? else { return Ok(false) };
         let (plan, moves, size) = (&*self.plan, &*self.movement.moves, self.here.size);
         let work = work::Work { plan, moves, places: &places, share: &share, size };
         let opened = plane.opened(ordinal).map_err(|error| local(format!("opening device {ordinal}"), error))?;
@@ -247,7 +259,7 @@ impl DeviceRun {
         if queued.map_err(|error| local("working on the device", error))? {
             self.in_flight.record(stream, DeviceStep::Fold).map_err(|error| local("recording an event", error))?;
         }
-        Ok(())
+        Ok(true)
     }
 
     fn copy_back(&mut self, plane: &mut DevicePlane) -> DeviceResult<()> {

@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole_device::{Allocation, Event};
 use farandole_plan::agree::Operation;
@@ -18,14 +18,10 @@ use farandole_trace::event::DeviceStep;
 use farandole_transport::Result;
 
 use super::local;
-use super::peer_words::PeerWords;
 use super::stopwatch::Stopwatch;
 
 /// How often the host looks at what trails. Nobody waits for that.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-
-/// How long the end of a group waits for what trails. It may stand behind kernels of the program that never end.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(2);
 
 /// How long a device took for what, in nanoseconds.
 type StepTimes = Vec<(DeviceStep, u64)>;
@@ -105,25 +101,14 @@ impl Trailing {
         self.queued.front().map(|(_, first)| (now.saturating_sub(self.moved), first.round))
     }
 
-    /// Waits until all is done, but not for ever, and lets what waits for peers go on if these are no longer waited
-    /// for. Says whether all is done, and puts aside the memory of what is.
-    pub(super) fn end(&mut self, let_go: Option<&PeerWords>, ended: &mut Vec<SharedOwner>) -> bool {
-        let begun = Instant::now();
-        while let Some((_, first)) = self.queued.front() {
-            if let Some(words) = let_go {
-                // Again and again: the streams of peers may still write what is true.
-                words.let_go();
-            }
-            // A device that has failed does nothing more.
-            if first.event.has_happened().unwrap_or(true) {
-                ended.extend(self.queued.pop_front().into_iter().flat_map(|(_, queued)| queued.memory));
-            } else if begun.elapsed() > GIVE_UP_AFTER {
-                log::warn!("the device is still busy with work that a collective which was given up stands behind");
-                return false;
-            } else {
-                std::thread::sleep(Duration::from_micros(50));
-            }
+    /// Takes out the buckets that the device has done and puts the owners of their memory aside. Says whether none is
+    /// left.
+    pub(super) fn take_ended(&mut self, ended: &mut Vec<SharedOwner>) -> bool {
+        // A device that has failed does nothing more.
+        while let Some((_, queued)) = self.queued.pop_front_if(|(_, first)| first.event.has_happened().unwrap_or(true))
+        {
+            ended.extend(queued.memory);
         }
-        true
+        self.queued.is_empty()
     }
 }

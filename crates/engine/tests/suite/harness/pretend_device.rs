@@ -28,7 +28,7 @@ pub fn hooks_noting(rank: usize, copies: CopyLog) -> Hooks {
 }
 
 fn hooks_of(rank: usize, device: Pretend) -> Hooks {
-    let device = device.sharing(uuid(rank)).device();
+    let device = device.sharing(uuid(rank)).in_process(1 + rank as u32).device();
     let open: OpenDevice = Arc::new(move |_| Ok(device.clone()));
     Hooks { devices: Some(open), ..Hooks::default() }
 }
@@ -48,7 +48,7 @@ fn uuid(rank: usize) -> Uuid {
 }
 
 /// What programs compute on. All pretended devices have the same memory.
-fn program() -> &'static Device {
+pub fn program() -> &'static Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     DEVICE.get_or_init(|| Pretend::new().device())
 }
