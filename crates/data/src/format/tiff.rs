@@ -258,6 +258,7 @@ impl Patches {
         if file.bytes() > MAX_FILE_BYTES {
             return Err(file.error_of_all(format!("it has {} bytes; a band has {MAX_FILE_BYTES}", file.bytes())));
         }
+        Limit::of_process().check(file.bytes()).map_err(|error| file.error_of_all(error.to_string()))?;
         let bytes = file.head(MAX_FILE_BYTES as usize)?;
         let Band { height, width, values } = decode_band(&bytes).map_err(|cause| file.error_of_all(cause))?;
         let values: Vec<f32> = values.into_iter().map(|value| normalised(value / FULL)).collect();

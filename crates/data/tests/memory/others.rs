@@ -1,6 +1,7 @@
 //! Arrays, archives and images that claim more than they have.
 
 use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 
 use farandole_data::format::{npy, tiff};
 use farandole_data::image;
@@ -183,6 +184,24 @@ fn records_that_are_larger_than_the_limit_are_refused_although_the_file_has_them
     let length = bytes.to_le_bytes();
     let head = [length.as_slice(), &masked(&length)].concat();
     check_sparse("a.tfrecord", &head, bytes + 4096, &["at byte 0", "are allowed"]);
+    // A member of three gigabytes that claims to unpack to a hundred bytes, before the list of members.
+    let mut list = archive(&[0; 100], 100);
+    let begin = list.windows(4).position(|mark| mark == b"PK\x01\x02").unwrap();
+    let end = list.windows(4).position(|mark| mark == b"PK\x05\x06").unwrap();
+    let place = 4u32 << 29;
+    list[begin + 20..begin + 24].copy_from_slice(&(3u32 << 29).to_le_bytes());
+    list[end + 16..end + 20].copy_from_slice(&place.to_le_bytes());
+    crate::check_file("sparse.npz", &["images.npy", "are allowed"], |path| {
+        let file = std::fs::File::create(path).unwrap();
+        file.write_all_at(&list[..begin], 0).unwrap();
+        file.write_all_at(&list[begin..], place.into()).unwrap();
+    });
+    let tail = [&0xf000_0000u32.to_le_bytes(), b"PAR1".as_slice()].concat();
+    crate::check_file("sparse.parquet", &["the footer", "are allowed"], |path| {
+        let file = std::fs::File::create(path).unwrap();
+        file.write_all_at(b"PAR1", 0).unwrap();
+        file.write_all_at(&tail, bytes).unwrap();
+    });
     let array = npy::encode("|u1", &[1, 1 << 20, 1 << 20], &[]);
     check_sparse("images.npy", &array, bytes + 4096, &["a row", "are allowed"]);
 }

@@ -68,9 +68,11 @@ pub fn members(file: &StoredFile) -> Result<Vec<ZipMember>, FormatError> {
 /// The bytes of a compressed member.
 pub fn unpacked(file: &StoredFile, member: &ZipMember) -> Result<Vec<u8>, FormatError> {
     let fail = |cause: String| file.error(member.offset, format!("the member {}: {cause}", member.name));
-    // It stays in memory.
+    // It stays in memory, at first beside its packed bytes.
     let limit = Limit::of_process();
-    limit.check(member.bytes).map_err(|error| fail(format!("{error}, or save it uncompressed (numpy.savez)")))?;
+    limit
+        .check(member.bytes.max(member.packed_bytes))
+        .map_err(|error| fail(format!("{error}, or save it uncompressed (numpy.savez)")))?;
     if member.offset.checked_add(member.packed_bytes).is_none_or(|end| end > file.bytes()) {
         return Err(fail("the archive ends within it".to_owned()));
     }

@@ -108,7 +108,7 @@ impl CheckedPages {
         }
         let whole = |number: i64| u64::try_from(number).map_err(|_| damaged("a page claims a negative size"));
         let (unpacked, packed, values) = (whole(head.unpacked_bytes)?, whole(head.packed_bytes)?, whole(head.values)?);
-        self.limit.check(unpacked).map_err(too_large)?;
+        self.limit.check(unpacked.max(packed)).map_err(too_large)?;
         self.limit.check_all(values, VALUE_BYTES).map_err(too_large)?;
         let begin = self.offset + head.header_bytes;
         if packed > self.end.saturating_sub(begin) {

@@ -227,9 +227,11 @@ fn check_footer(file: &StoredFile) -> Result<(), FormatError> {
     let [a, b, c, d, mark @ ..] = tail;
     let length = u32::from_le_bytes([a, b, c, d]);
     let Some(begin) = end.checked_sub(length.into()).filter(|_| &mark == b"PAR1") else { return Ok(()) };
+    let limit = Limit::of_process();
+    limit.check(length.into()).map_err(|error| file.error(begin, format!("the footer: {error}")))?;
     let mut footer = vec![0; length as usize];
     file.read_at(begin, &mut footer)?;
-    thrift::check_footer(&footer, Limit::of_process())
+    thrift::check_footer(&footer, limit)
         .map_err(|error| file.error(begin, format!("the file is damaged, or no Parquet file: {error}")))
 }
 
