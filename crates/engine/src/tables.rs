@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use farandole_plan::table::{Class, Table, TableFile};
+use farandole_transport::ProcessId;
 
 use crate::direct::{Communicator, MAX_TEXT_BYTES};
 use crate::error::Result;
@@ -109,7 +110,7 @@ impl Shelf {
         let file = self.file(machine, table.class).ok_or_else(no_shelf)?;
         let folder = file.parent().ok_or_else(no_shelf)?;
         fs::create_dir_all(folder)?;
-        let unfinished = folder.join(format!(".{}.unfinished", std::process::id()));
+        let unfinished = folder.join(format!(".{}.unfinished", ProcessId::own().unique_name()));
         let text = TableFile { machine: machine.to_owned(), table: table.clone() }.to_text();
         let written = write_whole(&unfinished, text.as_bytes()).and_then(|()| fs::rename(&unfinished, &file));
         if written.is_err() {

@@ -75,6 +75,12 @@ impl ProcessId {
         (ProcessStat::of(self.pid)?.start_time == self.start_time).then_some(pidfd)
     }
 
+    /// A part of a file name or socket name that no other process of this machine has.
+    pub fn unique_name(&self) -> String {
+        let ProcessId { pid, namespace, start_time } = self;
+        format!("{pid}-{namespace}-{start_time}")
+    }
+
     /// The identity as it travels.
     pub fn encode(&self) -> [u8; PROCESS_ID_BYTES] {
         let mut bytes = [0; PROCESS_ID_BYTES];
@@ -126,6 +132,7 @@ mod tests {
         assert!(own.is(&own) && own.namespace != 0 && own.start_time != 0);
         assert!(!own.is(&ProcessId { namespace: own.namespace + 1, ..own }));
         assert!(!own.is(&ProcessId { start_time: own.start_time + 1, ..own }));
+        assert_ne!(own.unique_name(), ProcessId { namespace: own.namespace + 1, ..own }.unique_name());
         assert_eq!(own.pid_seen_by(&own), Some(std::process::id()));
         assert_eq!(own.pid_seen_by(&ProcessId { namespace: own.namespace + 1, ..own }), None);
     }

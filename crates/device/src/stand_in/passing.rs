@@ -47,6 +47,5 @@ fn answer(client: &mut UnixStream, find: &impl Fn(u64) -> Option<OwnedFd>) -> io
 }
 
 fn address_of(process: &ProcessId) -> io::Result<SocketAddr> {
-    let ProcessId { pid, namespace, start_time } = process;
-    SocketAddr::from_abstract_name(format!("farandole-stand-in-{pid}-{namespace}-{start_time}"))
+    SocketAddr::from_abstract_name(format!("farandole-stand-in-{}", process.unique_name()))
 }
