@@ -4,7 +4,7 @@
 //! place. When the first one continues, both hold themselves for the writer of the checkpoint. So a file is not
 //! replaced by whichever process comes last, but by the one with the newest [`Token`]: (run, generation, step).
 //!
-//! - [`Sealed`] puts the token and a checksum into the file (`seal`).
+//! - [`SealedFile`] puts the token and a checksum into the file (`seal`).
 //! - [`publish`] writes the file beside the present one, verifies it, and renames it under a lock, after it has
 //!   compared the tokens and asked a fence whether this rank is still in the job (`publication`).
 //! - [`Publisher`] does it on the file systems of this host, and [`check`] verifies a file that was read.
@@ -33,7 +33,7 @@ use std::time::Duration;
 pub use disk::{Disk, LocalDisk, LockedFile};
 pub use error::PublishError;
 pub use publication::{Publication, previous, publish};
-pub use seal::{NotSealable, RunningCheck, SEAL_BYTES, SealCheck, Sealed, Token, token_of};
+pub use seal::{NotSealable, RunningCheck, SEAL_BYTES, SealCheck, SealedFile, Token, token_of};
 
 /// How often a writer looks whether another one has released the lock. Short against writing a checkpoint, and long
 /// against opening a file on a file server.
@@ -68,7 +68,7 @@ impl Publisher {
     ) -> Result<usize, PublishError> {
         let intact = self.last.as_ref().filter(|(last, _)| last == path).map(|(_, token)| *token);
         let (path, writer) = (path.to_path_buf(), self.writer.clone());
-        let publication = Publication { path, sealed: Sealed::new(content, token)?, writer, intact };
+        let publication = Publication { path, sealed: SealedFile::new(content, token)?, writer, intact };
         let mut disk = LocalDisk::default();
         let mut steps = pin!(publish(&mut disk, &publication, || Poll::Ready(fence())));
         loop {

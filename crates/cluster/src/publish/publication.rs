@@ -13,7 +13,7 @@
 //! every moment and after a crash at any moment.
 //!
 //! The steps are one future without an executor: it is pending while a poll of the [`Disk`] or of the fence is, and
-//! whoever drives it polls it again. It uses no waker.
+//! the caller polls it again. It uses no waker.
 
 use std::ffi::OsStr;
 use std::future::poll_fn;
@@ -23,7 +23,7 @@ use std::task::Poll;
 
 use super::disk::Disk;
 use super::error::PublishError;
-use super::seal::{RunningCheck, SEAL_BYTES, SealCheck, Sealed, Token, token_of};
+use super::seal::{RunningCheck, SEAL_BYTES, SealCheck, SealedFile, Token, token_of};
 
 /// Bytes that are read at once: few calls, and little memory beside the content.
 const READ_BYTES: usize = 1 << 20;
@@ -37,7 +37,7 @@ pub struct Publication {
     /// The file.
     pub path: PathBuf,
     /// Its new content.
-    pub sealed: Sealed,
+    pub sealed: SealedFile,
     /// What no other process calls itself, in letters that a file name may have.
     pub writer: String,
     /// The token of a file that this writer knows to be intact; it is not checked again.

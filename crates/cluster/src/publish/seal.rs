@@ -64,7 +64,7 @@ impl Token {
 
 /// The content of a file with its seal, in two pieces so that large tensors are not copied.
 #[derive(Debug)]
-pub struct Sealed {
+pub struct SealedFile {
     token: Token,
     head: Vec<u8>,
     content: Vec<u8>,
@@ -72,12 +72,12 @@ pub struct Sealed {
     replaced: usize,
 }
 
-impl Sealed {
+impl SealedFile {
     /// Seals a safetensors file that has metadata.
     ///
     /// # Errors
     /// If `content` does not begin as such a file, or has a seal.
-    pub fn new(content: Vec<u8>, token: Token) -> Result<Sealed, NotSealable> {
+    pub fn new(content: Vec<u8>, token: Token) -> Result<SealedFile, NotSealable> {
         let replaced = LENGTH_BYTES + OPENING.len();
         let length = content.first_chunk().map(|length| u64::from_le_bytes(*length)).ok_or(NotSealable)?;
         let begins = content.get(LENGTH_BYTES..replaced) == Some(OPENING.as_bytes());
@@ -94,7 +94,7 @@ impl Sealed {
         let after = crc32c::crc32c_append(before, &head[digits + DIGITS..]);
         let checksum = crc32c::crc32c_append(after, &content[replaced..]);
         head[digits..digits + DIGITS].copy_from_slice(format!("{checksum:0DIGITS$x}").as_bytes());
-        Ok(Sealed { token, head, content, replaced })
+        Ok(SealedFile { token, head, content, replaced })
     }
 
     /// The token in the seal.
@@ -232,7 +232,7 @@ mod tests {
         [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), tensor].concat()
     }
 
-    fn bytes(sealed: &Sealed) -> Vec<u8> {
+    fn bytes(sealed: &SealedFile) -> Vec<u8> {
         let mut bytes = Vec::new();
         while !sealed.from(bytes.len()).is_empty() {
             bytes.extend_from_slice(sealed.from(bytes.len()));
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn a_sealed_file_is_the_same_safetensors_file_with_one_more_entry() {
         for token in [TOKEN, Token { run: u64::MAX, generation: u64::MAX, step: u64::MAX }, Token::default()] {
-            let sealed = bytes(&Sealed::new(file(&[7; 1000]), token).unwrap());
+            let sealed = bytes(&SealedFile::new(file(&[7; 1000]), token).unwrap());
             assert_eq!(SealCheck::of(&sealed), SealCheck::Intact(token));
             assert_eq!(token_of(&sealed[..SEAL_BYTES]), Some(token));
             let length = u64::from_le_bytes(*sealed.first_chunk().unwrap()) as usize;
@@ -255,7 +255,7 @@ mod tests {
             assert_eq!(header["__metadata__"]["farandole"], "{}");
             assert!(header["__metadata__"][KEY].as_str().unwrap().starts_with(&token.to_string()));
             assert_eq!(sealed[8 + length..], [7; 1000]);
-            assert_eq!(Sealed::new(sealed, token).unwrap_err(), NotSealable);
+            assert_eq!(SealedFile::new(sealed, token).unwrap_err(), NotSealable);
         }
     }
 
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn every_changed_byte_is_noticed() {
-        let sealed = bytes(&Sealed::new(file(&[7; 300]), TOKEN).unwrap());
+        let sealed = bytes(&SealedFile::new(file(&[7; 300]), TOKEN).unwrap());
         for at in 0..sealed.len() {
             let mut changed = sealed.clone();
             changed[at] ^= 1;
@@ -285,7 +285,7 @@ mod tests {
     /// Two writers of one unfinished file left a mixture of two states that had the length of either.
     #[test]
     fn a_mixture_of_two_files_of_equal_length_is_noticed() {
-        let [one, two] = [1, 2].map(|value| bytes(&Sealed::new(file(&[value; 5000]), TOKEN).unwrap()));
+        let [one, two] = [1, 2].map(|value| bytes(&SealedFile::new(file(&[value; 5000]), TOKEN).unwrap()));
         assert_eq!(one.len(), two.len());
         let mixture = [&one[..3000], &two[3000..]].concat();
         assert!(matches!(SealCheck::of(&mixture), SealCheck::Differs { .. }));
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn pieces_of_any_size_give_the_check_of_the_whole() {
-        let sealed = bytes(&Sealed::new(file(&[9; 2000]), TOKEN).unwrap());
+        let sealed = bytes(&SealedFile::new(file(&[9; 2000]), TOKEN).unwrap());
         for size in [SEAL_BYTES, 999, sealed.len()] {
             let mut check = RunningCheck::default();
             sealed.chunks(size).for_each(|piece| check.take(piece));
@@ -308,7 +308,7 @@ mod tests {
             assert_eq!(token_of(content), None);
         }
         for content in [&b""[..], b"garbage", &[0xff; 400]] {
-            assert_eq!(Sealed::new(content.to_vec(), TOKEN).unwrap_err(), NotSealable);
+            assert_eq!(SealedFile::new(content.to_vec(), TOKEN).unwrap_err(), NotSealable);
         }
     }
 }

@@ -132,7 +132,8 @@ impl Writer {
         let (path, asked) = (path.to_path_buf(), Rc::clone(&fence));
         let steps = Box::pin(async move {
             let writer = format!("job-{}", token.generation);
-            let publication = Publication { path, sealed: Sealed::new(content(token), token)?, writer, intact: None };
+            let publication =
+                Publication { path, sealed: SealedFile::new(content(token), token)?, writer, intact: None };
             publish(&mut disk, &publication, || Poll::Ready(asked.get().map_or(Ok(()), |why| Err(why.to_owned()))))
                 .await
         });
