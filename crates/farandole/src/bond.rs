@@ -39,6 +39,11 @@ impl Bond {
         }
     }
 
+    /// The number of this process in an elastic job.
+    pub(crate) fn member(&self) -> Option<u64> {
+        if let Bond::Elastic(member, _) = self { Some(member.number()) } else { None }
+    }
+
     /// Calls back when a rank is lost, with the rank, if one can be named, and the cause.
     pub(crate) fn on_loss(&self, callback: impl Fn(Option<Rank>, String) + Clone + Send + 'static) {
         if let Bond::Elastic(_, losses) = self {

@@ -252,6 +252,11 @@ impl Member {
         Rank::from(generation.rank(self.id).expect("invariant: a member enters generations that it is in"))
     }
 
+    /// The number that this process has for life.
+    pub(crate) fn number(&self) -> u64 {
+        self.id.0
+    }
+
     pub(crate) fn lifeline(&self) -> &Lifeline {
         &self.lifeline
     }

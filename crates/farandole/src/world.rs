@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use farandole_cluster::publish::Publisher;
 use farandole_cluster::{Lifeline, RendezvousAccess};
 use farandole_engine::{Communicator, Engine};
 use farandole_plan::table::Table;
@@ -41,7 +42,7 @@ pub struct World {
     /// Caches of this process get blocks from other ranks for as long as this is here.
     share: Option<BlockShare>,
     /// Where the ranks have met. The last to go: rank 0 may host the meeting for everybody.
-    _access: RendezvousAccess,
+    access: RendezvousAccess,
 }
 
 impl World {
@@ -57,7 +58,7 @@ impl World {
     ) -> World {
         let reporter = Arc::new(Reporter { bond, blamed: AtomicBool::new(false) });
         let (engine, communicator, series) = (Arc::new(engine), Mutex::new(communicator), AtomicUsize::new(0));
-        World { rank, topology, communicator, engine, series, records, reporter, share: None, _access: access }
+        World { rank, topology, communicator, engine, series, records, reporter, share: None, access }
     }
 
     /// Lets caches of this process get blocks from other ranks for as long as the world lasts.
@@ -196,6 +197,12 @@ impl World {
     /// call [`init`](crate::init) again.
     pub fn has_ended(&self) -> bool {
         self.engine.failure().is_some() || self.lock_communicator().failure().is_some()
+    }
+
+    /// Publishes checkpoints of this process ([`crate::publish`]).
+    pub fn publisher(&self) -> Publisher {
+        let member = self.reporter.bond.member().unwrap_or(self.rank.index() as u64);
+        Publisher::new(&self.access.job.to_string(), member)
     }
 
     /// Leaves the job: requests under way fail, peers see an orderly goodbye. Dropping a world does the same.
