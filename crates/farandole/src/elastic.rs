@@ -39,6 +39,7 @@ use crate::error::{Error, Result};
 pub use farandole_cluster::streaming::{StateSource, Streamed};
 pub use samples::{SamplePlace, Samples, StepBatch};
 pub use sources::{BeforeJoining, Sources, StateStream};
+pub use standing::{Decision, Standing, decide};
 pub use state::{ElasticState, WorldChange};
 #[cfg(any(feature = "burn", feature = "candle"))]
 pub(crate) use state::{joined, misfit, parted};
