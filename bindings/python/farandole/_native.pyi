@@ -73,6 +73,10 @@ def elastic_candidates() -> int:
 def elastic_generation() -> int | None:
     """The number of the generation that this process is in; None outside of one."""
 
+def elastic_fence() -> int:
+    """Raises on a rank that the job has replaced; otherwise the number of its generation, or 0 in a job of a fixed
+    size."""
+
 def elastic_stage(word: str) -> None:
     """This process has come so far in its generation: "synchronised" or "stepped". The first time counts."""
 

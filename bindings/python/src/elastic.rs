@@ -5,7 +5,9 @@ use farandole::{RecoveryStage, StepFate};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::errors;
 use crate::records::recording;
+use crate::world::current;
 
 /// Whether this process is a member of an elastic job.
 #[pyfunction]
@@ -23,6 +25,16 @@ pub(crate) fn elastic_candidates() -> usize {
 #[pyfunction]
 pub(crate) fn elastic_generation() -> Option<u64> {
     farandole::elastic::generation()
+}
+
+/// Raises on a rank that the job has replaced; otherwise the number of its generation, or 0 in a job of a fixed size.
+#[pyfunction]
+pub(crate) fn elastic_fence(py: Python<'_>) -> PyResult<u64> {
+    let job = current()?;
+    if job.world.engine().is_forked() {
+        return Err(errors::forked());
+    }
+    py.detach(|| job.world.fence()).map_err(errors::raised)
 }
 
 /// This process has come so far in its generation, by the stage's word.

@@ -28,7 +28,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use farandole_cluster::membership::{Endpoint, EndpointOptions, Generation, Limits, Loss, LossNotice, MemberId};
+use farandole_cluster::membership::{
+    ConfirmRefusal, Endpoint, EndpointOptions, Generation, Limits, Loss, LossNotice, MemberId,
+};
 use farandole_cluster::streaming::StreamPeer;
 use farandole_cluster::{ElasticMember, Entry, Environment, FailureKind, Lifeline, RendezvousAccess};
 use farandole_plan::Rank;
@@ -253,6 +255,16 @@ impl Member {
         Rank::from(generation.rank(self.id).expect("invariant: a member enters generations that it is in"))
     }
 
+    /// Whether the members have confirmed that this process is in this generation of the job.
+    pub(crate) fn confirm(&self, generation: u64) -> Result<u64> {
+        let confirmed = self.endpoint.confirm()?;
+        if confirmed == generation {
+            return Ok(generation);
+        }
+        let refusal = ConfirmRefusal::Changed { generation: confirmed };
+        Err(farandole_cluster::Error::Unconfirmed(refusal.to_string()).into())
+    }
+
     /// The number that this process has for life.
     pub(crate) fn number(&self) -> u64 {
         self.id.0
@@ -298,6 +310,10 @@ pub(crate) struct Losses {
 impl Losses {
     fn new(generation: u64) -> Losses {
         Losses { generation, is_connected: AtomicBool::new(false), over_ns: AtomicU64::new(0), heard: Mutex::default() }
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// All ranks are connected with this one: from now on they come to the boundary together, or are lost.

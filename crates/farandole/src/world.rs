@@ -18,7 +18,7 @@ use farandole_trace::{Cycles, Event, PhaseGuard, Recorder};
 
 use crate::blocks::BlockShare;
 use crate::bond::Bond;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::named::Submitter;
 use crate::records::Records;
 
@@ -197,6 +197,22 @@ impl World {
     /// call [`init`](crate::init) again.
     pub fn has_ended(&self) -> bool {
         self.engine.failure().is_some() || self.lock_communicator().failure().is_some()
+    }
+
+    /// Fails on a rank that the job has replaced; call it last before a checkpoint or another file takes its place.
+    ///
+    /// In an elastic job it returns the number of this world's generation, after a majority of the generation's members
+    /// has confirmed that this rank is in it. They have done so after the call began. It takes one round of messages,
+    /// and at most the longest silence (`FARANDOLE_HEARTBEAT_TIMEOUT`). In a job of a fixed size, and in a world of
+    /// one, it returns 0 at once. It is not a collective: any rank may call it alone.
+    ///
+    /// The answer is about the moment of the call. A rank that is stopped between this call and a rename renames when
+    /// it continues; [`World::publisher`] compares tokens under a lock and has no such window.
+    ///
+    /// # Errors
+    /// If the job continues without this rank, or a majority cannot be reached.
+    pub fn fence(&self) -> Result<u64> {
+        self.reporter.bond.confirm()
     }
 
     /// Publishes checkpoints of this process ([`crate::publish`]).

@@ -181,16 +181,9 @@ impl Desk {
         let bytes = Checkpoint { meta, model, optimizer: state.tensors }.encode();
         let generation = elastic::generation().unwrap_or(0);
         let token = Token { run: progress.run, generation, step: progress.number(&plan) };
-        Ok(self.publisher.publish(path, bytes, token, || may_write(world))?)
+        let fence = || world.fence().map(drop).map_err(|error| error.to_string());
+        Ok(self.publisher.publish(path, bytes, token, fence)?)
     }
-}
-
-/// Whether this rank may replace the checkpoint of its job.
-fn may_write(world: &World) -> std::result::Result<(), String> {
-    if world.has_ended() {
-        return Err("ranks of this job were lost meanwhile".to_owned());
-    }
-    Ok(())
 }
 
 #[cfg(test)]
