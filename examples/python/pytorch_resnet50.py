@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import pathlib
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -198,6 +200,18 @@ def last_checkpoint(args: argparse.Namespace) -> int:
     return hvd.broadcast_object(found, root_rank=0, name="resume_from_epoch")
 
 
+def write_checkpoint(state: dict[str, Any], path: str) -> None:
+    """Writes beside the file and renames, so that the file is always complete."""
+    unfinished = f"{path}.{os.getpid()}.unfinished"
+    with open(unfinished, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    # Farandole: raises on a rank that an elastic job has replaced meanwhile.
+    hvd.elastic.fence()
+    os.replace(unfinished, path)
+
+
 def main() -> None:
     args = parse_args()
     hvd.init()
@@ -245,7 +259,7 @@ def main() -> None:
         print(f"Validate Epoch #{epoch + 1}: loss={val_loss:.4f}, accuracy={100 * val_accuracy:.2f}%", flush=True)
         if args.checkpoint_format:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state, args.checkpoint_format.format(epoch=epoch + 1))
+            write_checkpoint(state, args.checkpoint_format.format(epoch=epoch + 1))
 
 
 if __name__ == "__main__":

@@ -115,8 +115,9 @@ def main() -> None:
         if hvd.rank() == 0:
             print(f"Epoch {epoch}: Test accuracy: {100 * right.numpy() / args.test_images:.2f}%", flush=True)
 
-    # Farandole: only one rank writes.
+    # Farandole: only one rank writes, and not one that an elastic job has replaced.
     if args.checkpoint and hvd.rank() == 0:
+        hvd.elastic.fence()
         tf.train.Checkpoint(model=model, optimizer=optimizer).save(f"{args.checkpoint}/mnist")
 
 

@@ -201,6 +201,14 @@ int32_t farandole_is_homogeneous(void);
 /* Ends all collectives, direct and named: they fail on all ranks, with this cause. For a rank that cannot go on. */
 farandole_status farandole_abort(const char *cause);
 
+/*
+ * Call it last before a checkpoint, or another file that one rank writes, takes its place. FARANDOLE_FAILED on a rank
+ * that an elastic job has replaced, or that cannot reach a majority. Otherwise the number of this rank's generation,
+ * which a majority of its members has confirmed after the call began; 0 at once in a job of a fixed size. Not a
+ * collective: any rank may call it alone. It waits for one round of messages, and at most for the heartbeat timeout.
+ */
+farandole_status farandole_fence(uint64_t *generation);
+
 /* ---- direct collectives ------------------------------------------------------------------------------------------ */
 
 /*

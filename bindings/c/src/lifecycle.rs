@@ -9,8 +9,8 @@ use std::time::Duration;
 use farandole::{Address, Environment, Protection, Rank, Setup, StoreRank, World, settings};
 
 use crate::job::{self, Job};
-use crate::pointer::{array, optional_text, sized, text};
-use crate::status::{self, Fault};
+use crate::pointer::{Place, array, optional_text, put, sized, text};
+use crate::status::{self, Fault, Status};
 
 /// Major times 1000 plus minor. The major one changes when a program that was compiled before would break; the library
 /// then has another file name.
@@ -244,6 +244,14 @@ exported! {
         let cause = unsafe { text(cause, "cause") }?;
         current()?.abort(cause);
         Ok(())
+    }
+}
+
+exported! {
+    /// Whether this rank is still in its job.
+    fn farandole_fence(generation: Place<'_, u64>) {
+        let confirmed = current()?.world.fence().map_err(|error| Fault::new(Status::Failed, error.to_string()))?;
+        put(generation, "generation", confirmed)
     }
 }
 

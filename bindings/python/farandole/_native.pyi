@@ -73,11 +73,27 @@ def elastic_candidates() -> int:
 def elastic_generation() -> int | None:
     """The number of the generation that this process is in; None outside of one."""
 
+def elastic_fence() -> int:
+    """Raises on a rank that the job has replaced; otherwise the number of its generation, or 0 in a job of a fixed
+    size."""
+
 def elastic_stage(word: str) -> None:
     """This process has come so far in its generation: "synchronised" or "stepped". The first time counts."""
 
 def elastic_step_lost(fate: str) -> None:
     """The step under way when the last generation ended was not made: it is "repeated" or "dropped"."""
+
+def elastic_decide(
+    standings: Sequence[tuple[int, int, int, bool]],
+) -> tuple[int, bool, int, int, int, bool]:
+    """Whose state all ranks continue with. A rank brings completed blocks (negative: none), epoch, position, and whether
+    its state was streamed to it; the result is source, is_sent, completed, epoch, position, is_to_compare."""
+
+def elastic_step_end(position: int, length: int, batch: int, size: int) -> int:
+    """Where the step ends that begins at `position` of `length` samples, if each rank takes `batch` of them."""
+
+def elastic_step_count(length: int, batch: int, size: int) -> int:
+    """How many steps `length` samples make."""
 
 class StateSource:
     """The side of this process that sends the state of its training; there is one. Memory is passed as address, bytes

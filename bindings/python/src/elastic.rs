@@ -1,10 +1,13 @@
-//! What Python asks of an elastic job.
+//! What Python asks of an elastic job, and the decisions that it shares with Rust.
 
+use farandole::elastic::{SamplePlace, Samples, Standing, decide};
 use farandole::{RecoveryStage, StepFate};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::errors;
 use crate::records::recording;
+use crate::world::current;
 
 /// Whether this process is a member of an elastic job.
 #[pyfunction]
@@ -22,6 +25,16 @@ pub(crate) fn elastic_candidates() -> usize {
 #[pyfunction]
 pub(crate) fn elastic_generation() -> Option<u64> {
     farandole::elastic::generation()
+}
+
+/// Raises on a rank that the job has replaced; otherwise the number of its generation, or 0 in a job of a fixed size.
+#[pyfunction]
+pub(crate) fn elastic_fence(py: Python<'_>) -> PyResult<u64> {
+    let job = current()?;
+    if job.world.engine().is_forked() {
+        return Err(errors::forked());
+    }
+    py.detach(|| job.world.fence()).map_err(errors::raised)
 }
 
 /// This process has come so far in its generation, by the stage's word.
@@ -44,4 +57,47 @@ pub(crate) fn elastic_step_lost(fate: &str) -> PyResult<()> {
         job.world.step_lost(*known);
     }
     Ok(())
+}
+
+/// What a rank brings: completed blocks (negative: none), epoch, position, and whether its state was streamed to it.
+type PythonStanding = (i64, u64, usize, bool);
+
+/// The source, whether it sends its state, completed blocks, epoch, position, and whether streamed states are compared.
+type PythonDecision = (usize, bool, u64, u64, usize, bool);
+
+/// Whose state all ranks continue with, by what each of them brings.
+#[pyfunction]
+pub(crate) fn elastic_decide(standings: Vec<PythonStanding>) -> PyResult<PythonDecision> {
+    if standings.is_empty() {
+        return Err(PyValueError::new_err("standings: empty; pass one for each rank"));
+    }
+    let read = |(completed, epoch, position, is_streamed): PythonStanding| Standing {
+        completed: u64::try_from(completed).ok(),
+        place: SamplePlace { epoch, position },
+        is_streamed,
+        ..Standing::default()
+    };
+    let decision = decide(&standings.into_iter().map(read).collect::<Vec<_>>());
+    let SamplePlace { epoch, position } = decision.place;
+    Ok((decision.source, decision.is_sent, decision.completed, epoch, position, decision.is_to_compare))
+}
+
+/// Where the step ends that begins at `position` of `length` samples, if each rank takes `batch` of them.
+#[pyfunction]
+pub(crate) fn elastic_step_end(position: usize, length: usize, batch: usize, size: usize) -> PyResult<usize> {
+    Ok(samples(length, batch, size)?.step_end(position, size))
+}
+
+/// How many steps `length` samples make.
+#[pyfunction]
+pub(crate) fn elastic_step_count(length: usize, batch: usize, size: usize) -> PyResult<usize> {
+    Ok(samples(length, batch, size)?.steps(size))
+}
+
+fn samples(length: usize, batch: usize, size: usize) -> PyResult<Samples> {
+    if batch == 0 || size == 0 {
+        let text = format!("batch {batch}, size {size}: both must be greater than 0");
+        return Err(PyValueError::new_err(text));
+    }
+    Ok(Samples::for_each_rank(length, batch))
 }

@@ -68,7 +68,10 @@ mod _native {
     #[pymodule_export]
     use crate::device_request::{submit_on_device, submit_tensors_on_device, works_on_devices};
     #[pymodule_export]
-    use crate::elastic::{elastic_candidates, elastic_enabled, elastic_generation, elastic_stage, elastic_step_lost};
+    use crate::elastic::{
+        elastic_candidates, elastic_decide, elastic_enabled, elastic_fence, elastic_generation, elastic_stage,
+        elastic_step_count, elastic_step_end, elastic_step_lost,
+    };
     #[pymodule_export]
     use crate::errors::HorovodInternalError;
     #[pymodule_export]

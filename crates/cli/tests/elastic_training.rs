@@ -102,6 +102,10 @@ fn a_member_trains() {
     let before = |world: &World, step: u64| {
         RANKS.store(world.size(), Ordering::Relaxed);
         meet_fate(&step.to_string());
+        if std::env::var(FATES).unwrap_or_default().contains(&format!("all:{step}:fence")) {
+            assert_eq!(world.fence().unwrap(), farandole::elastic::generation().unwrap());
+            std::fs::write(path("fenced"), world.fence().unwrap().to_string()).unwrap();
+        }
         let fate = format!("rank1:{step}:kill");
         let is_fated = world.rank() == 1 && std::env::var(FATES).unwrap_or_default() == fate;
         if is_fated && std::fs::File::create_new(path("fated").with_extension("rank1")).is_ok() {
@@ -121,6 +125,8 @@ struct Ended {
     notes: BTreeMap<u64, Vec<(u64, usize, u64)>>,
     /// The last weights and the number of samples that were not used as often as they should be, by member.
     ended: BTreeMap<u64, (u64, usize)>,
+    /// The generation in which a member was confirmed.
+    fenced: BTreeMap<u64, u64>,
 }
 
 impl Ended {
@@ -179,7 +185,8 @@ fn run(flags: &[&str], fates: &str) -> Ended {
     });
     let ended =
         files("ended").into_iter().map(|(member, text)| (member, (numbers(&text)[0], numbers(&text)[1] as usize)));
-    Ended { output, notes: notes.collect(), ended: ended.collect() }
+    let fenced = files("fenced").into_iter().map(|(member, text)| (member, numbers(&text)[0]));
+    Ended { output, notes: notes.collect(), ended: ended.collect(), fenced: fenced.collect() }
 }
 
 /// Nobody is replaced: a host that has failed is left alone for as long as the test lasts.
@@ -249,6 +256,13 @@ fn rank_0_may_be_the_one() {
     let ended = run_without_replacement("3", "0:7:kill");
     ended.assert_well(&[1, 2]);
     assert_eq!(ended.last_ranks(1), 2);
+}
+
+#[test]
+fn survivors_of_a_killed_rank_are_confirmed_in_the_next_generation() {
+    let ended = run_without_replacement("3", "1:1:kill,all:3:fence");
+    ended.assert_well(&[0, 2]);
+    assert_eq!(ended.fenced, BTreeMap::from([(0, 2), (2, 2)]), "{}", ended.said());
 }
 
 #[test]

@@ -74,6 +74,8 @@ pub enum Error {
         /// Why.
         cause: String,
     },
+    /// The members have not confirmed that this process is still in the job.
+    Unconfirmed(String),
     /// There was no next generation in time.
     NoGeneration {
         /// How long this process was at the boundary.
@@ -140,6 +142,7 @@ impl fmt::Display for Error {
             Error::NoGeneration { waited, cause } => {
                 write!(f, "no next generation within {:.1} s (elastic timeout): {cause}", waited.as_secs_f64())
             }
+            Error::Unconfirmed(cause) => f.write_str(cause),
             Error::Replay { member, cause } => {
                 write!(f, "the decisions of member {member} cannot be repeated: {cause}")
             }

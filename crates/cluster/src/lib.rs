@@ -10,6 +10,7 @@
 //! - [`membership`]: the [`membership::Endpoint`] by which members of an elastic job agree on generations.
 //! - [`streaming`]: the state of a training, for a process that is about to join, while the members go on.
 //! - [`blocks`]: blocks of data sets, from the cache of one rank to another rank.
+//! - [`publish`]: files that only a rank of the newest generation replaces, with a checksum.
 //! - [`live`]: the state of a running job for `farandole top` and for Prometheus.
 //! - [`channel`]: encrypted messages between processes that hold the job's key.
 //!
@@ -32,6 +33,7 @@ pub mod live;
 mod mailbox;
 pub mod membership;
 mod peer_listener;
+pub mod publish;
 pub mod rendezvous;
 mod strangers;
 pub mod streaming;

@@ -204,6 +204,34 @@ fn a_stranger_without_the_key_changes_nothing() {
     next_is(&[&members[0].endpoint, &members[1].endpoint], 2, &[0, 1]);
 }
 
+#[test]
+fn a_member_is_confirmed_until_the_others_go_on_without_it() {
+    for medium in [Medium::Unix, Medium::Tcp] {
+        let members = start(&Key::random().unwrap(), medium, 3, limits());
+        let confirmed = |place: usize| members[place].endpoint.confirm();
+        assert!((0..3).all(|place| confirmed(place).unwrap() == 1), "{medium:?}");
+        members[2].endpoint.leave();
+        let words = confirmed(2).unwrap_err().to_string();
+        assert!(words.contains("not in a generation"), "{words}");
+        next_is(&[&members[0].endpoint, &members[1].endpoint], 2, &[0, 1]);
+        assert_eq!(confirmed(1).unwrap(), 2);
+    }
+    let unbound = Member::bind(options(&Key::random().unwrap(), Medium::Unix, 0, limits()));
+    assert!(unbound.endpoint.confirm().is_err());
+}
+
+/// A rank that was stopped wrote its checkpoint when it continued, although the others had gone on without it.
+#[test]
+fn a_process_that_was_stopped_is_not_confirmed_when_it_goes_on() {
+    let key = Key::random().unwrap();
+    let (members, processes) = start_with_processes(&key, Medium::Tcp, impatient(), &[0, 2], &[1]);
+    let stopped = processes[0].signal(Signal::STOP);
+    recover(&members, Loss::Suspected, stopped);
+    processes[0].signal(Signal::CONT);
+    let words = processes[0].line("confirmed ");
+    assert_eq!(words, "this rank is no longer in the job: generation 2 went on without it");
+}
+
 /// Copies of this program play members that die or are stopped.
 const ROLE: &str = "MEMBERSHIP_TEST_MEMBER";
 
@@ -239,6 +267,7 @@ fn a_member_in_a_process_of_its_own() {
             Ok(generation) => println!("\ninstalled {} {:?}", generation.number, ids(&generation)),
             Err(error) => {
                 println!("\nended {error}");
+                println!("confirmed {}", member.endpoint.confirm().unwrap_err());
                 return;
             }
         }

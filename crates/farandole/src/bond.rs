@@ -7,7 +7,7 @@ use farandole_cluster::Lifeline;
 use farandole_plan::Rank;
 
 use crate::elastic::{Entrance, Losses, Member};
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 /// How long a rank that could not be connected waits to hear why. Verdicts reach all ranks within moments of each
 /// other; whoever hears one first leaves, and those who were being connected to it see that before they hear the
@@ -36,6 +36,19 @@ impl Bond {
             Bond::Alone => None,
             Bond::Job(lifeline) => Some(lifeline),
             Bond::Elastic(member, _) => Some(member.lifeline()),
+        }
+    }
+
+    /// The number of this process in an elastic job.
+    pub(crate) fn member(&self) -> Option<u64> {
+        if let Bond::Elastic(member, _) = self { Some(member.number()) } else { None }
+    }
+
+    /// Confirms that this rank is still in the job. The others of a job of a fixed size cannot continue without it.
+    pub(crate) fn confirm(&self) -> Result<u64> {
+        match self {
+            Bond::Elastic(member, losses) => member.confirm(losses.generation()),
+            Bond::Alone | Bond::Job(_) => Ok(0),
         }
     }
 

@@ -28,7 +28,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use farandole_cluster::membership::{Endpoint, EndpointOptions, Generation, Limits, Loss, LossNotice, MemberId};
+use farandole_cluster::membership::{
+    ConfirmRefusal, Endpoint, EndpointOptions, Generation, Limits, Loss, LossNotice, MemberId,
+};
 use farandole_cluster::streaming::StreamPeer;
 use farandole_cluster::{ElasticMember, Entry, Environment, FailureKind, Lifeline, RendezvousAccess};
 use farandole_plan::Rank;
@@ -39,6 +41,7 @@ use crate::error::{Error, Result};
 pub use farandole_cluster::streaming::{StateSource, Streamed};
 pub use samples::{SamplePlace, Samples, StepBatch};
 pub use sources::{BeforeJoining, Sources, StateStream};
+pub use standing::{Decision, Standing, decide};
 pub use state::{ElasticState, WorldChange};
 #[cfg(any(feature = "burn", feature = "candle"))]
 pub(crate) use state::{joined, misfit, parted};
@@ -252,6 +255,21 @@ impl Member {
         Rank::from(generation.rank(self.id).expect("invariant: a member enters generations that it is in"))
     }
 
+    /// Whether the members have confirmed that this process is in this generation of the job.
+    pub(crate) fn confirm(&self, generation: u64) -> Result<u64> {
+        let confirmed = self.endpoint.confirm()?;
+        if confirmed == generation {
+            return Ok(generation);
+        }
+        let refusal = ConfirmRefusal::Changed { generation: confirmed };
+        Err(farandole_cluster::Error::Unconfirmed(refusal.to_string()).into())
+    }
+
+    /// The number that this process has for life.
+    pub(crate) fn number(&self) -> u64 {
+        self.id.0
+    }
+
     pub(crate) fn lifeline(&self) -> &Lifeline {
         &self.lifeline
     }
@@ -292,6 +310,10 @@ pub(crate) struct Losses {
 impl Losses {
     fn new(generation: u64) -> Losses {
         Losses { generation, is_connected: AtomicBool::new(false), over_ns: AtomicU64::new(0), heard: Mutex::default() }
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// All ranks are connected with this one: from now on they come to the boundary together, or are lost.

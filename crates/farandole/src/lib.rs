@@ -58,6 +58,8 @@ mod world;
 pub use accelerators::{has_cuda, nccl_version};
 pub use error::{Error, Result};
 pub use farandole_cluster::environment::{StoreRank, this_host};
+/// Files that only a rank of the newest generation replaces ([`World::publisher`]).
+pub use farandole_cluster::publish;
 pub use farandole_cluster::rendezvous::Address;
 pub use farandole_cluster::{Environment, Error as ClusterError, FailureKind, FailureNotice, Launcher, Lifeline};
 /// Memory of accelerators ([`Setup::devices`]).

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use farandole_cluster::publish::Publisher;
 use farandole_cluster::{Lifeline, RendezvousAccess};
 use farandole_engine::{Communicator, Engine};
 use farandole_plan::table::Table;
@@ -17,7 +18,7 @@ use farandole_trace::{Cycles, Event, PhaseGuard, Recorder};
 
 use crate::blocks::BlockShare;
 use crate::bond::Bond;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::named::Submitter;
 use crate::records::Records;
 
@@ -41,7 +42,7 @@ pub struct World {
     /// Caches of this process get blocks from other ranks for as long as this is here.
     share: Option<BlockShare>,
     /// Where the ranks have met. The last to go: rank 0 may host the meeting for everybody.
-    _access: RendezvousAccess,
+    access: RendezvousAccess,
 }
 
 impl World {
@@ -57,7 +58,7 @@ impl World {
     ) -> World {
         let reporter = Arc::new(Reporter { bond, blamed: AtomicBool::new(false) });
         let (engine, communicator, series) = (Arc::new(engine), Mutex::new(communicator), AtomicUsize::new(0));
-        World { rank, topology, communicator, engine, series, records, reporter, share: None, _access: access }
+        World { rank, topology, communicator, engine, series, records, reporter, share: None, access }
     }
 
     /// Lets caches of this process get blocks from other ranks for as long as the world lasts.
@@ -196,6 +197,28 @@ impl World {
     /// call [`init`](crate::init) again.
     pub fn has_ended(&self) -> bool {
         self.engine.failure().is_some() || self.lock_communicator().failure().is_some()
+    }
+
+    /// Fails on a rank that the job has replaced; call it last before a checkpoint or another file takes its place.
+    ///
+    /// In an elastic job it returns the number of this world's generation, after a majority of the generation's members
+    /// has confirmed that this rank is in it. They have done so after the call began. It takes one round of messages,
+    /// and at most the longest silence (`FARANDOLE_HEARTBEAT_TIMEOUT`). In a job of a fixed size, and in a world of
+    /// one, it returns 0 at once. It is not a collective: any rank may call it alone.
+    ///
+    /// The answer is about the moment of the call. A rank that is stopped between this call and a rename renames when
+    /// it continues; [`World::publisher`] compares tokens under a lock and has no such window.
+    ///
+    /// # Errors
+    /// If the job continues without this rank, or a majority cannot be reached.
+    pub fn fence(&self) -> Result<u64> {
+        self.reporter.bond.confirm()
+    }
+
+    /// Publishes checkpoints of this process ([`crate::publish`]).
+    pub fn publisher(&self) -> Publisher {
+        let member = self.reporter.bond.member().unwrap_or(self.rank.index() as u64);
+        Publisher::new(&self.access.job.to_string(), member)
     }
 
     /// Leaves the job: requests under way fail, peers see an orderly goodbye. Dropping a world does the same.

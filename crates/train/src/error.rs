@@ -35,6 +35,8 @@ pub enum Error {
     },
     /// Another rank could not begin, and says why.
     SaidElsewhere(usize),
+    /// This rank has lost its place in the job, and the other ranks continue without it.
+    Replaced(String),
     /// The ranks have lost each other.
     World(farandole::Error),
 }
@@ -42,7 +44,11 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::TrainJob(why) | Error::Model(why) | Error::Data(why) | Error::Checkpoint(why) => text.write_str(why),
+            Error::TrainJob(why)
+            | Error::Model(why)
+            | Error::Data(why)
+            | Error::Checkpoint(why)
+            | Error::Replaced(why) => text.write_str(why),
             Error::File { path, cause } => write!(text, "{}: {cause}", path.display()),
             Error::NotFinite { epoch, step, ranks } => {
                 let names: Vec<String> = ranks.iter().map(ToString::to_string).collect();

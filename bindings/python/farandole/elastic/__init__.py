@@ -8,6 +8,7 @@ Not here: who is in the job. The engine decides that; `native` is all that is kn
 """
 
 from farandole.elastic.loop import run, run_fn
+from farandole.elastic.native import fence
 from farandole.elastic.notification import HostUpdateResult, WorkerNotificationManager, notification_manager
 from farandole.elastic.policies import KeepTotalBatch, LinearScaling
 from farandole.elastic.state import ObjectState, State
@@ -22,6 +23,7 @@ __all__ = [
     "ObjectState",
     "State",
     "WorkerNotificationManager",
+    "fence",
     "notification_manager",
     "run",
     "run_fn",

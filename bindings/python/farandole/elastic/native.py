@@ -35,6 +35,25 @@ def candidates() -> int:
     return _native.elastic_candidates()
 
 
+def fence() -> int:
+    """Raises `HorovodInternalError` on a rank that the job has replaced; call it last before a file that one rank
+    writes takes its place:
+
+        if hvd.rank() == 0:
+            with open(unfinished, "wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            hvd.elastic.fence()
+            os.replace(unfinished, path)
+
+    In an elastic job a majority of the generation's members has confirmed, after the call began, that this rank is in
+    it; the result is the number of the generation. In a job of a fixed size and outside of one the result is 0 at once.
+    It is not a collective: any rank may call it alone. It waits for one round of messages, and at most for the
+    heartbeat timeout."""
+    return 0 if _is_alone() else _native.elastic_fence()
+
+
 def note_synchronised() -> None:
     """All ranks of this generation have the same state."""
     _native.elastic_stage("synchronised")

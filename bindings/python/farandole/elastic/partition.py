@@ -14,6 +14,9 @@ step before, in which some ranks then have one sample more. Only if all that is 
 `dealt` is Horovod's way, for samplers that do not know the size of batches: it makes all shares equally long, and
 the last of them repeat up to w - 1 samples at the end of an epoch.
 
+Steps end where those of Rust's trainings do (`crates/farandole/src/elastic/samples.rs`). Here are the parts in which
+Python differs: Horovod's order, and a sample for every rank.
+
 Pure, and without any framework.
 """
 
@@ -21,6 +24,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+
+from farandole import _native
 
 
 def order(length: int, shuffle: bool, seed: int, epoch: int) -> list[int]:
@@ -41,9 +46,7 @@ def dealt(rest: Sequence[int], rank: int, size: int) -> list[int]:
 
 def step_end(position: int, length: int, batch: int, size: int) -> int:
     """Where the step ends that begins at `position` of `length` samples."""
-    end = position + batch * size
-    left = length - end
-    return length if left < size else end
+    return _native.elastic_step_end(position, length, batch, size)
 
 
 def step_share(samples: Sequence[int], rank: int, size: int) -> list[int]:
@@ -63,5 +66,4 @@ def steps(rest: Sequence[int], batch: int, rank: int, size: int) -> Iterator[lis
 
 def count_steps(length: int, batch: int, size: int) -> int:
     """How many steps `length` samples make."""
-    whole, left = divmod(length, batch * size)
-    return whole + (left >= size or (whole == 0 and left > 0))
+    return _native.elastic_step_count(length, batch, size)

@@ -6,8 +6,16 @@ import keras
 
 from farandole._keras import elastic as _elastic
 from farandole._keras.elastic import KerasState, run
+from farandole.elastic import fence
 
-__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "fence",
+    "run",
+]
 
 
 class CommitStateCallback(_elastic.CommitState, keras.callbacks.Callback):  # type: ignore[misc]

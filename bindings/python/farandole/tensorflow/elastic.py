@@ -17,13 +17,13 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 
 from farandole import elastic as _elastic
-from farandole.elastic import ObjectState
+from farandole.elastic import ObjectState, fence
 from farandole.tensorflow import faults
 from farandole.tensorflow.functions import broadcast_object, broadcast_variables
 from farandole.tensorflow.mpi_ops import rank
 from farandole.tensorflow.util import _executing_eagerly, tf_variables, variables_of
 
-__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "fence", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -135,6 +135,10 @@ def test_the_newest_complete_state_goes_on(standings: list[tuple[int, ...]], dec
     assert decide([Standing(*standing) for standing in standings]) == Decision(*decision)
 
 
+def test_outside_of_a_job_a_fence_lets_everything_through() -> None:
+    assert hvd.elastic.fence() == 0
+
+
 # The loop
 
 

@@ -3,15 +3,16 @@
 //! All the work is done by one thread (`endpoint_loop`); this handle sends it commands and waits for what it decides.
 //! One thread of the process is at the boundary at a time.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farandole_plan::membership::{Generation, Introduction, Limits, Loss, MemberId, Waiting};
+use farandole_plan::membership::{ConfirmRefusal, Generation, Introduction, Limits, Loss, MemberId, Waiting};
 use farandole_transport::descriptors::make_room;
 use farandole_transport::{Countdown, JobId, Key};
 
@@ -27,6 +28,9 @@ const STACK_BYTES: usize = 256 << 10;
 
 /// Descriptors are reserved for so many members; of a job without an upper limit nobody knows how many there will be.
 const MOST_RESERVED: usize = 1024;
+
+/// The thread answers at the end of the longest silence. This much later the question has met no generation at all.
+const CONFIRM_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What an endpoint needs to know before anybody is met.
 #[derive(Clone, Debug)]
@@ -84,6 +88,8 @@ pub struct Endpoint {
     contact: Vec<u8>,
     commands: Mailbox<Command>,
     shared: Arc<Shared>,
+    /// How long a member may be silent.
+    silence: Duration,
     /// The process that has the thread: a fork of it has a copy of this handle and takes no part.
     pid: u32,
     thread: Option<JoinHandle<()>>,
@@ -96,6 +102,7 @@ pub(super) enum Command {
     Join { me: MemberId, seeds: Vec<Vec<u8>> },
     Come(Vec<u8>),
     GiveUp,
+    Confirm(u64),
     Report { member: MemberId, loss: Loss, cause: String },
     Leave,
 }
@@ -110,6 +117,8 @@ pub(super) struct Shared {
     /// waits, asks or sets the callback.
     state: Mutex<State>,
     changed: Condvar,
+    /// The next question of [`Endpoint::confirm`], counted by the threads that ask; orders nothing.
+    next_nonce: AtomicU64,
     /// Written by the thread, read by the process once in a step or so; only a hint.
     pub(super) candidates: AtomicUsize,
 }
@@ -119,6 +128,8 @@ pub(super) struct State {
     pub(super) generation: Option<Arc<Generation>>,
     /// Set when somebody who is at the boundary gets what it waits for.
     pub(super) outcome: Option<Outcome>,
+    /// Answers to [`Endpoint::confirm`], by nonce, until the thread that has asked takes them.
+    confirmed: BTreeMap<u64, std::result::Result<u64, ConfirmRefusal>>,
     pub(super) waiting: Option<Waiting>,
     /// Why the last attempt to connect to somebody failed.
     pub(super) obstacle: Option<String>,
@@ -160,6 +171,7 @@ impl Endpoint {
         let contact = Whereabouts { host: options.host.clone(), unix_name, tcp }.encode();
         let commands = Mailbox::new().map_err(starting)?;
         let shared = Arc::<Shared>::default();
+        let silence = options.limits.silence.unwrap_or(CONFIRM_PATIENCE);
         let endpoint_loop =
             EndpointLoop::new(options, contact.clone(), listeners, commands.clone(), Arc::clone(&shared));
         let thread = std::thread::Builder::new()
@@ -167,7 +179,7 @@ impl Endpoint {
             .stack_size(STACK_BYTES)
             .spawn(move || endpoint_loop.run())
             .map_err(starting)?;
-        Ok(Endpoint { contact, commands, shared, pid: std::process::id(), thread: Some(thread) })
+        Ok(Endpoint { contact, commands, shared, silence, pid: std::process::id(), thread: Some(thread) })
     }
 
     /// Where this endpoint listens, for the others.
@@ -231,6 +243,38 @@ impl Endpoint {
                 self.commands.post(Command::GiveUp);
             }
             let step = if gives_up { Countdown::STEP } else { step };
+            state = self.shared.changed.wait_timeout(state, step).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Asks the members whether this process is still in the job, and returns the number of its generation. A majority
+    /// of that generation has confirmed it after the call began. Waits no longer than a member may be silent.
+    ///
+    /// # Errors
+    /// [`Error::Unconfirmed`], with the cause.
+    pub fn confirm(&self) -> Result<u64> {
+        if self.pid != std::process::id() {
+            return Err(Error::Unconfirmed("this process is a fork of a member and takes no part itself".into()));
+        }
+        let nonce = self.shared.next_nonce.fetch_add(1, Ordering::Relaxed);
+        self.commands.post(Command::Confirm(nonce));
+        let countdown = Countdown::new(CONFIRM_PATIENCE + self.silence);
+        let mut state = self.shared.state();
+        loop {
+            if let Some(outcome) = state.confirmed.remove(&nonce) {
+                return match (outcome, &state.outcome) {
+                    (Ok(generation), _) => Ok(generation),
+                    (Err(ConfirmRefusal::NotMember), Some(Outcome::Evicted { generation, .. })) => {
+                        let refusal = ConfirmRefusal::LeftOut { generation: *generation };
+                        Err(Error::Unconfirmed(refusal.to_string()))
+                    }
+                    (Err(refusal), _) => Err(Error::Unconfirmed(refusal.to_string())),
+                };
+            }
+            let step = countdown.step();
+            if state.over || step.is_zero() {
+                return Err(Error::Unconfirmed(ConfirmRefusal::NotMember.to_string()));
+            }
             state = self.shared.changed.wait_timeout(state, step).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -350,6 +394,11 @@ impl Shared {
         self.change(|state| {
             state.outcome.get_or_insert(Outcome::GaveUp);
         });
+    }
+
+    /// Notes the answer to a question.
+    pub(super) fn confirm(&self, nonce: u64, outcome: std::result::Result<u64, ConfirmRefusal>) {
+        self.change(|state| drop(state.confirmed.insert(nonce, outcome)));
     }
 
     pub(super) fn call(&self, generation: u64, by: MemberId) {

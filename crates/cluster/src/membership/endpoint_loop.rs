@@ -16,7 +16,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use farandole_plan::membership::{
-    Loss, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect, MembershipInput, MembershipStart,
+    ConfirmRefusal, Loss, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect, MembershipInput,
+    MembershipStart,
 };
 use farandole_transport::AwakeClock;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -204,6 +205,10 @@ impl EndpointLoop {
                     }
                 }
                 Command::GiveUp => self.give_up(now),
+                Command::Confirm(nonce) if self.machine.is_none() => {
+                    self.shared.confirm(nonce, Err(ConfirmRefusal::NotMember));
+                }
+                Command::Confirm(nonce) => self.drive(now, MembershipInput::Confirm(nonce)),
                 Command::Report { member, loss, cause } => {
                     let evidence = if loss == Loss::Certain { LossEvidence::Dead } else { LossEvidence::Doubted };
                     self.learn(member, evidence, &cause, now);
@@ -308,6 +313,7 @@ impl EndpointLoop {
                 self.shared.tell(notice);
                 self.shared.change(|state| state.outcome = Some(Outcome::Evicted { generation, cause }));
             }
+            MembershipEffect::Confirmed { nonce, outcome } => self.shared.confirm(nonce, outcome),
             MembershipEffect::Waiting(waiting) => {
                 log::info!("the next generation is waited for: {waiting}");
                 self.shared.change(|state| state.waiting = Some(waiting));

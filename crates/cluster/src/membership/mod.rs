@@ -31,4 +31,4 @@ pub(crate) use wire::Whereabouts;
 #[doc(hidden)]
 pub use wire::check_any_packet;
 
-pub use farandole_plan::membership::{Generation, Introduction, Limits, Loss, MemberId};
+pub use farandole_plan::membership::{ConfirmRefusal, Generation, Introduction, Limits, Loss, MemberId};

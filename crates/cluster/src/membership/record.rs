@@ -133,6 +133,10 @@ pub(super) fn encode_input(at: Duration, input: &MembershipInput) -> Vec<u8> {
             put_message(&mut bytes, message);
         }
         MembershipInput::Tick => bytes.push(5),
+        MembershipInput::Confirm(nonce) => {
+            bytes.push(6);
+            put_u64(&mut bytes, *nonce);
+        }
     }
     bytes
 }
@@ -158,6 +162,7 @@ fn decode_input(bytes: &[u8]) -> Option<(Duration, MembershipInput, &[u8])> {
         },
         4 => MembershipInput::Hear { from: MemberId(reader.u64()?), message: read_any_message(&mut reader)? },
         5 => MembershipInput::Tick,
+        6 => MembershipInput::Confirm(reader.u64()?),
         _ => return None,
     };
     Some((at, input, reader.rest()))
@@ -193,6 +198,14 @@ pub(super) fn put_effects(bytes: &mut Vec<u8>, effects: &[MembershipEffect]) {
             MembershipEffect::Waiting(waiting) => {
                 bytes.push(6);
                 put_text(bytes, &waiting.to_string());
+            }
+            MembershipEffect::Confirmed { nonce, outcome } => {
+                bytes.push(7);
+                put_u64(bytes, *nonce);
+                match outcome {
+                    Ok(generation) => put_u64(bytes, *generation),
+                    Err(refusal) => put_text(bytes, &refusal.to_string()),
+                }
             }
         }
     }

@@ -124,6 +124,14 @@ pub(super) fn put_message(bytes: &mut Vec<u8>, message: &MemberMessage) {
             put_generation(bytes, generation);
         }
         MemberMessage::Leave => bytes.push(10),
+        MemberMessage::Confirm { base, nonce } => {
+            kind_and_base(11, *base);
+            put_u64(bytes, *nonce);
+        }
+        MemberMessage::Confirmed { base, nonce } => {
+            kind_and_base(12, *base);
+            put_u64(bytes, *nonce);
+        }
     }
 }
 
@@ -152,6 +160,8 @@ fn read_message(kind: u8, reader: &mut Reader<'_>) -> Option<MemberMessage> {
         8 => MemberMessage::Refused { base: reader.u64()?, promised: read_ballot(reader)? },
         9 => MemberMessage::Decided { generation: Arc::new(read_generation(reader)?) },
         10 => MemberMessage::Leave,
+        11 => MemberMessage::Confirm { base: reader.u64()?, nonce: reader.u64()? },
+        12 => MemberMessage::Confirmed { base: reader.u64()?, nonce: reader.u64()? },
         _ => return None,
     })
 }
@@ -315,6 +325,8 @@ mod tests {
             ("refused", message(MemberMessage::Refused { base, promised: ballot })),
             ("decided", message(MemberMessage::Decided { generation: generation() })),
             ("leave", message(MemberMessage::Leave)),
+            ("confirm", message(MemberMessage::Confirm { base, nonce: 7 })),
+            ("confirmed", message(MemberMessage::Confirmed { base, nonce: u64::MAX })),
             ("whereabouts", Whereabouts { host: "höst/1/2".into(), unix_name: "farandole-1".into(), tcp }.encode()),
             ("hello_without_a_job", vec![0; 13]),
             ("endless_list", [&[9][..], &[0; 8], &[255; 4], &[0; 20]].concat()),
@@ -322,11 +334,11 @@ mod tests {
             ("longer_than_it_is", vec![10, 0]),
             ("empty", Vec::new()),
         ];
-        for (name, bytes) in &made[..12] {
+        for (name, bytes) in &made[..14] {
             assert!(Packet::decode(bytes).is_some(), "{name}");
         }
-        assert!(Whereabouts::decode(&made[12].1).is_some());
-        for (name, bytes) in &made[13..17] {
+        assert!(Whereabouts::decode(&made[14].1).is_some());
+        for (name, bytes) in &made[15..19] {
             assert!(Packet::decode(bytes).is_none(), "{name}");
         }
         seeds::replay("membership", &made, check_any_packet);

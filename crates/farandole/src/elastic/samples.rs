@@ -85,13 +85,22 @@ impl Samples {
     }
 
     /// Where the step ends that begins at a position.
-    pub(super) fn step_end(&self, position: usize, ranks: usize) -> usize {
+    pub fn step_end(&self, position: usize, ranks: usize) -> usize {
         let length = match self.batch {
             BatchSize::EachRank(batch) => batch.saturating_mul(ranks),
             BatchSize::Total(total) => total,
         };
         let end = position.saturating_add(length);
         if end.saturating_add(ranks) > self.count { self.count } else { end }
+    }
+
+    /// How many steps the samples from the first one on make.
+    pub fn steps(&self, ranks: usize) -> usize {
+        let (mut position, mut steps) = (0, 0);
+        while position < self.count {
+            (position, steps) = (self.step_end(position, ranks), steps + 1);
+        }
+        steps
     }
 
     /// The place after a step.

@@ -8,33 +8,37 @@
 //!   been applied, and it is applied only with the contributions of all ranks. A rank that is one step behind, because
 //!   it heard of a loss before its last collective was over, gets the step that it missed, not a part of it.
 //! - A rank that has just come has completed nothing (`None`). If all have, the job begins, and rank 0 is the source.
-//! - Nobody is sent anything if all have completed the same blocks: their states have the same bits already.
-//! - A rank that joins with a state that was streamed to it is no source as long as somebody else has one, and is not
-//!   sent the source's before both are compared ([`Decision::is_to_compare`]): it may have the same bits, or get them
-//!   with what is still on its way to it.
+//! - Nothing is sent if all ranks have completed the same blocks: their states have the same bits already.
+//! - A rank that joins with a state that was streamed to it is not the source while another rank has a state, and is
+//!   not sent the source's before both are compared ([`Decision::is_to_compare`]): it may have the same bits, or get
+//!   them with the updates that are still on their way to it.
+//! - If all remaining states were streamed, none was compared with a member's. The source's is sent to all ranks.
 //! - Samples go on from the furthest place that any rank names whose state is the newest. A rank names the place up to
 //!   which samples are in its state or, if the step under way is to be dropped, the end of that step.
+//!
+//! Front ends with a training of their own decide by the same function: Python calls it through its native module.
 //!
 //! Pure: values go in and come out.
 
 use super::samples::SamplePlace;
 
 /// What one rank brings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
     /// Blocks that its state has seen; `None`: it has only what its program began with.
-    pub(super) completed: Option<u64>,
+    pub completed: Option<u64>,
     /// Steps among them.
-    pub(super) steps: u64,
-    pub(super) place: SamplePlace,
+    pub steps: u64,
+    /// Where it would continue in the samples.
+    pub place: SamplePlace,
     /// How often a block has failed in a row.
-    pub(super) attempts: u64,
+    pub attempts: u64,
     /// Ranks of its last generation.
-    pub(super) ranks: usize,
+    pub ranks: usize,
     /// Ranks with which the training began.
-    pub(super) founders: usize,
-    /// Whether its state was streamed to it, and nobody has looked yet whether it is right.
-    pub(super) is_streamed: bool,
+    pub founders: usize,
+    /// Whether its state was streamed to it and was not yet compared with that of a member.
+    pub is_streamed: bool,
 }
 
 impl Standing {
@@ -43,7 +47,7 @@ impl Standing {
 
     /// Of a process that has only what its program began with, and would begin at this place.
     pub(super) fn of_nobody(place: SamplePlace) -> Standing {
-        Standing { completed: None, steps: 0, place, attempts: 0, ranks: 0, founders: 0, is_streamed: false }
+        Standing { place, ..Standing::default() }
     }
 
     pub(super) fn encode(&self) -> [u64; Standing::LENGTH] {
@@ -87,30 +91,37 @@ impl Standing {
 
 /// What all ranks do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Decision {
-    /// The rank whose state goes on.
-    pub(super) source: usize,
+pub struct Decision {
+    /// The rank whose state all ranks continue with.
+    pub source: usize,
     /// Whether it is sent to the others.
-    pub(super) is_sent: bool,
-    /// Whether ranks have states that were streamed to them, and are to be compared with the source's.
-    pub(super) is_to_compare: bool,
-    /// What all have completed then.
-    pub(super) completed: u64,
-    pub(super) steps: u64,
-    pub(super) place: SamplePlace,
-    pub(super) attempts: u64,
-    pub(super) founders: usize,
+    pub is_sent: bool,
+    /// Whether states that were streamed to ranks are to be compared with the source's. Not if the source's is sent
+    /// anyway.
+    pub is_to_compare: bool,
+    /// Blocks that all ranks have completed then.
+    pub completed: u64,
+    /// Steps among them.
+    pub steps: u64,
+    /// Where all ranks continue in the samples.
+    pub place: SamplePlace,
+    /// How often a block has failed in a row.
+    pub attempts: u64,
+    /// Ranks with which the training began.
+    pub founders: usize,
 }
 
-/// `standings` in the order of ranks; there is at least one.
-pub(super) fn decide(standings: &[Standing]) -> Decision {
+/// The decision that follows from `standings`, in the order of ranks; there is at least one.
+pub fn decide(standings: &[Standing]) -> Decision {
     // What was streamed counts only where nobody else has a state: better than to begin anew.
     let newest = |standings: &mut dyn Iterator<Item = &Standing>| standings.filter_map(|one| one.completed).max();
     let compared = newest(&mut standings.iter().filter(|standing| !standing.is_streamed));
     let most = compared.or_else(|| newest(&mut standings.iter()));
     let counts = |standing: &&Standing| !standing.is_streamed || compared.is_none();
     let source = standings.iter().position(|standing| counts(&standing) && standing.completed == most).unwrap_or(0);
-    let is_sent = most.is_none() || standings.iter().filter(counts).any(|standing| standing.completed != most);
+    let differ = standings.iter().filter(counts).any(|standing| standing.completed != most);
+    let were_never_compared = compared.is_none() && standings.len() > 1;
+    let is_sent = most.is_none() || differ || were_never_compared;
     // When the job begins, rank 0 alone may have read a checkpoint. Later a rank behind the source has no say about
     // samples: the step that it would repeat or drop is done.
     let informed = match most {
@@ -124,7 +135,7 @@ pub(super) fn decide(standings: &[Standing]) -> Decision {
     Decision {
         source,
         is_sent,
-        is_to_compare: standings.iter().any(|standing| !counts(&standing)),
+        is_to_compare: !is_sent && standings.iter().any(|standing| !counts(&standing)),
         completed: most.unwrap_or(0),
         steps: standings[source].steps,
         place: places.max().unwrap_or_default(),
@@ -193,7 +204,7 @@ mod tests {
         assert_eq!((ahead.source, ahead.is_sent, ahead.is_to_compare, ahead.completed), (1, false, true, 7));
         assert_eq!(ahead.place.position, 70);
         let missed = decide(&[standing(Some(6), 0, 60), standing(Some(7), 0, 70), streamed(5, 50)]);
-        assert_eq!((missed.source, missed.is_sent, missed.is_to_compare), (1, true, true));
+        assert_eq!((missed.source, missed.is_sent, missed.is_to_compare), (1, true, false));
         assert!(!decide(&[standing(Some(7), 0, 70), standing(None, 0, 0)]).is_to_compare);
     }
 
@@ -203,6 +214,14 @@ mod tests {
         assert_eq!((decision.source, decision.is_sent, decision.is_to_compare), (2, true, false));
         assert_eq!((decision.completed, decision.steps, decision.place.position), (7, 7, 70));
         assert_eq!(decision.founders, 4);
+    }
+
+    /// Ranks went on with states that were streamed to them and were never compared: Python resent them, Rust did not.
+    #[test]
+    fn streamed_states_that_were_never_compared_are_sent_again() {
+        let decision = decide(&[streamed(7, 70), streamed(7, 70)]);
+        assert_eq!((decision.source, decision.is_sent, decision.is_to_compare), (0, true, false));
+        assert!(!decide(&[streamed(7, 70)]).is_sent, "one state is the same on all ranks");
     }
 
     #[test]

@@ -448,7 +448,8 @@ impl<S: ElasticState> Training<S> {
         self.standing = Standing { completed, steps, place, attempts, ranks: before, founders, is_streamed };
         self.streams.iter_mut().for_each(Streams::stop_following);
         let joined = standings.iter().filter(|standing| standing.is_new()).count();
-        let streamed = standings.iter().filter(|standing| standing.is_streamed).count() - differing;
+        let streamed = standings.iter().filter(|standing| standing.is_streamed).count();
+        let streamed = if decision.is_sent { 0 } else { streamed - differing };
         let change = WorldChange { steps, before: was_here.then_some(before), ranks, joined, founders };
         self.state.on_change(world, &change)?;
         self.standing.ranks = ranks;

@@ -44,6 +44,7 @@ impl Membership {
     /// Does what this member can do for the next generation, if it is at the boundary.
     pub(super) fn consider(&mut self, now: Duration) {
         self.looked = now;
+        self.settle_confirmations(now);
         while self.stage == Stage::Member && self.payload.is_some() {
             let coordinator = self.coordinator();
             if coordinator != self.me {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::change::Change;
+use super::confirm::{ConfirmRefusal, Confirmation};
 use super::message::{Ballot, MemberMessage, Place, Report, Vote};
 use super::peer::{Grade, Peer};
 use super::{Generation, Introduction, Limits, Loss, LossEvidence, MemberId, MembershipEffect, Waiting};
@@ -44,7 +45,9 @@ pub struct Membership {
     /// When this member last considered what to do.
     pub(super) looked: Duration,
     pub(super) waiting: Option<Waiting>,
-    effects: Vec<MembershipEffect>,
+    /// Questions of this member whether it is still in the job, by nonce.
+    pub(super) confirmations: BTreeMap<u64, Confirmation>,
+    pub(super) effects: Vec<MembershipEffect>,
 }
 
 /// What a process is in the agreement.
@@ -91,6 +94,7 @@ impl Membership {
             is_called: false,
             looked: now,
             waiting: None,
+            confirmations: BTreeMap::new(),
             effects: Vec::new(),
         }
     }
@@ -167,7 +171,7 @@ impl Membership {
         let settle = self.change.as_ref().and_then(Change::due);
         // What was due before the last look at the clock has been dealt with, and waits for something else.
         let ahead = begin.into_iter().chain(settle).filter(|due| *due > self.looked);
-        suspicion.chain([self.next_beat]).chain(ahead).min()
+        suspicion.chain([self.next_beat]).chain(ahead).chain(self.confirmations_due()).min()
     }
 
     /// This member is at the boundary and waits for the next generation, to which it brings the payload.
@@ -192,6 +196,7 @@ impl Membership {
     pub fn leave(&mut self) {
         if self.stage != Stage::Over {
             self.stage = Stage::Over;
+            self.refuse_confirmations(&ConfirmRefusal::NotMember);
             self.broadcast(&MemberMessage::Leave);
         }
     }
@@ -216,6 +221,7 @@ impl Membership {
             self.send(peer, MemberMessage::LeftOut { base: self.generation.number });
         }
         self.ask_again(|member| member == peer);
+        self.repeat_confirm(|member| member == peer);
         if self.report_to == Some(peer) {
             self.report_again();
         }
@@ -270,6 +276,7 @@ impl Membership {
             let alive: Vec<MemberId> = self.peers.iter().filter(|(_, p)| !p.is_dead()).map(|(id, _)| *id).collect();
             alive.into_iter().for_each(|peer| self.greet(peer));
             self.ask_again(|_| true);
+            self.repeat_confirm(|_| true);
         }
         self.consider(now);
     }
@@ -337,6 +344,8 @@ impl Membership {
             MemberMessage::Decided { .. } => {}
             MemberMessage::Leave if self.is_candidate(from) => drop(self.peers.remove(&from)),
             MemberMessage::Leave => self.see_off(from),
+            MemberMessage::Confirm { nonce, .. } => self.answer_confirm(from, nonce),
+            MemberMessage::Confirmed { nonce, .. } => self.take_confirmed(from, nonce),
         }
     }
 
@@ -445,6 +454,7 @@ impl Membership {
     pub(super) fn install(&mut self, generation: Arc<Generation>, now: Duration) {
         debug_assert!(self.generation.number < generation.number, "invariant: generations only grow");
         self.generation = Arc::clone(&generation);
+        self.refuse_confirmations(&ConfirmRefusal::Changed { generation: generation.number });
         for id in generation.ids().filter(|id| *id != self.me) {
             self.peers.entry(id).or_insert_with(|| Peer::new(now, None)).candidate = None;
         }
@@ -474,6 +484,7 @@ impl Membership {
         let reason = reasons.find(|(id, _)| *id == self.me).map(|(_, cause)| Arc::clone(cause));
         let cause = reason.unwrap_or_else(|| "the others went on without it".into());
         self.stage = Stage::Over;
+        self.refuse_confirmations(&ConfirmRefusal::LeftOut { generation: generation.number });
         self.effects.push(MembershipEffect::Evicted { generation: generation.number, cause });
     }
 

@@ -126,6 +126,20 @@ pub enum MemberMessage {
     },
     /// The sender leaves in order, and says nothing more.
     Leave,
+    /// The sender asks whether it is still in the job.
+    Confirm {
+        /// The sender's generation.
+        base: u64,
+        /// Tells questions apart.
+        nonce: u64,
+    },
+    /// The sender is in this generation and has not voted for a next one without the receiver.
+    Confirmed {
+        /// The sender's generation.
+        base: u64,
+        /// Of the question.
+        nonce: u64,
+    },
 }
 
 impl MemberMessage {
@@ -137,7 +151,9 @@ impl MemberMessage {
             | MemberMessage::Report { base, .. }
             | MemberMessage::Propose { base, .. }
             | MemberMessage::Accepted { base, .. }
-            | MemberMessage::Refused { base, .. } => Some(*base),
+            | MemberMessage::Refused { base, .. }
+            | MemberMessage::Confirm { base, .. }
+            | MemberMessage::Confirmed { base, .. } => Some(*base),
             MemberMessage::Join { .. }
             | MemberMessage::LeftOut { .. }
             | MemberMessage::Decided { .. }

@@ -76,6 +76,7 @@
 //! wait ([`Membership::candidates`]).
 
 mod change;
+mod confirm;
 mod machine;
 mod message;
 mod peer;
@@ -86,6 +87,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use confirm::ConfirmRefusal;
 pub use machine::Membership;
 pub use message::{Ballot, MemberMessage, Place, Report, Vote, VoteKind};
 pub use quorum::may_decide;
@@ -155,9 +157,14 @@ impl Limits {
     /// Heartbeats in one allowed silence: three may be late before the fourth matters.
     const HEARTBEATS: u32 = 4;
 
+    /// The longest silence; with no limit on silence, a common one.
+    pub(crate) fn longest_silence(&self) -> Duration {
+        self.silence.unwrap_or(Duration::from_secs(5))
+    }
+
     /// How often everybody is heard; with no limit on silence, as often as with a common one.
     pub fn beat(&self) -> Duration {
-        self.silence.unwrap_or(Duration::from_secs(5)) / Limits::HEARTBEATS
+        self.longest_silence() / Limits::HEARTBEATS
     }
 }
 
@@ -220,6 +227,13 @@ pub enum MembershipEffect {
     },
     /// Somebody waits at the boundary, and it has become clear for what.
     Waiting(Waiting),
+    /// The answer to [`Membership::confirm`].
+    Confirmed {
+        /// Of the question.
+        nonce: u64,
+        /// The generation in which this member was after the question, or why that is not known.
+        outcome: Result<u64, ConfirmRefusal>,
+    },
 }
 
 /// What a member at the boundary waits for.

@@ -74,6 +74,8 @@ pub enum MembershipInput {
     },
     /// [`Membership::tick`].
     Tick,
+    /// [`Membership::confirm`].
+    Confirm(u64),
 }
 
 impl Membership {
@@ -86,6 +88,7 @@ impl Membership {
             MembershipInput::Learn { member, evidence, cause } => self.learn(member, evidence, &cause, now),
             MembershipInput::Hear { from, message } => self.hear(from, message, now),
             MembershipInput::Tick => self.tick(now),
+            MembershipInput::Confirm(nonce) => self.confirm(nonce, now),
         }
         self.take_effects()
     }

@@ -88,7 +88,7 @@ pub(crate) enum Event {
         node: usize,
         stay: u32,
     },
-    /// It looks whether candidates wait.
+    /// It looks whether candidates wait, and now and then asks whether it is still in the job.
     Look {
         node: usize,
     },
@@ -303,7 +303,10 @@ impl World {
                 self.witness.evicted(node);
                 self.end(node);
             }
-            MembershipEffect::Waiting(_) => {}
+            MembershipEffect::Waiting(_) | MembershipEffect::Confirmed { outcome: Err(_), .. } => {}
+            MembershipEffect::Confirmed { nonce, outcome: Ok(generation) } => {
+                self.witness.confirmed(node, nonce, generation);
+            }
         }
     }
 
@@ -513,6 +516,10 @@ impl World {
     fn look(&mut self, node: usize) {
         if self.nodes[node].doing != Doing::Training || !self.nodes[node].is_awake() {
             return;
+        }
+        if self.random.below(4) == 0 {
+            let nonce = self.witness.asks();
+            self.drive(node, MembershipInput::Confirm(nonce));
         }
         let generation = Arc::clone(self.nodes[node].machine.generation());
         if self.nodes[node].machine.candidates() == 0 {

@@ -1,5 +1,6 @@
 //! Watches a simulated job and panics as soon as something happens that must not.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use farandole_plan::membership::{Generation, GenerationHistory, MemberId};
@@ -16,13 +17,16 @@ pub(crate) struct Witness {
     pub(crate) deaths: usize,
     pub(crate) evictions: usize,
     pub(crate) surrenders: usize,
+    /// The newest generation that some process had entered when a question was asked, by nonce.
+    asked: BTreeMap<u64, u64>,
 }
 
 impl Witness {
     pub(crate) fn new(first: &Arc<Generation>) -> Witness {
         let mut history = GenerationHistory::default();
         history.enter(first).expect("the first one");
-        Witness { history, log: 0, deaths: 0, evictions: 0, surrenders: 0 }
+        let asked = BTreeMap::new();
+        Witness { history, log: 0, deaths: 0, evictions: 0, surrenders: 0, asked }
     }
 
     /// Adds to the log.
@@ -60,6 +64,27 @@ impl Witness {
         at_work.sort_unstable();
         at_work.dedup();
         assert!(at_work.len() <= 1, "generations {at_work:?} are at work at once");
+    }
+
+    /// A process asks whether it is still in the job. Returns the nonce.
+    pub(crate) fn asks(&mut self) -> u64 {
+        let nonce = self.asked.len() as u64;
+        let newest = self.history.generations().keys().next_back().copied().unwrap_or_default();
+        self.asked.insert(nonce, newest);
+        nonce
+    }
+
+    /// A process was confirmed: when it asked, no generation after this one was without it.
+    pub(crate) fn confirmed(&mut self, node: usize, nonce: u64, generation: u64) {
+        self.note(node as u64, generation << 8);
+        let newest = self.asked[&nonce];
+        for (number, later) in self.history.generations().range(generation + 1..(newest + 1).max(generation + 1)) {
+            let is_in = later.contains(MemberId(node as u64));
+            assert!(
+                is_in,
+                "{node} is confirmed in generation {generation} after generation {number} went on without it"
+            );
+        }
     }
 
     pub(crate) fn killed(&mut self, node: usize) {

@@ -6,21 +6,25 @@
 //!
 //! Nothing in a checkpoint depends on the number of ranks. All ranks have the same weights and the same optimizer,
 //! buffers are averaged before they are written, and what a step sees depends on the global batch alone. What a file
-//! must fit to be used is asked in [`Meta::refuse`]; how it gets onto the disk in one piece is [`mod@file`]'s business;
-//! how it gets to all ranks is the trainer's.
+//! must fit to be used is asked in [`Meta::refuse`]; `farandole::publish` puts it onto the disk, with a checksum and a
+//! token that says which job and generation has written it; the trainer sends it to all ranks.
 
-pub mod file;
 pub mod state;
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 
 use burn::tensor::{DType, TensorData};
 use burn_pack::Scalar;
+use farandole::publish;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+
+/// The name of the checkpoint in its folder.
+pub const NAME: &str = "checkpoint.safetensors";
 
 /// The version of the file's contents; another one is refused.
 const FORMAT: u32 = 1;
@@ -182,8 +186,19 @@ struct Format {
 }
 
 /// An error about the checkpoint in this file.
-pub(crate) fn unusable(path: &std::path::Path, why: &str) -> Error {
+pub(crate) fn unusable(path: &Path, why: &str) -> Error {
     Error::Checkpoint(format!("cannot resume from {}: {why}", path.display()))
+}
+
+/// An error about the content of this file. It names the previous checkpoint if that one is intact.
+pub(crate) fn damaged(path: &Path, why: &str) -> Error {
+    match publish::intact_previous(path) {
+        Some((previous, token)) => {
+            let (previous, step) = (previous.display(), token.step);
+            unusable(path, &format!("{why}; {previous} of step {step} is intact: resume with --resume={previous}"))
+        }
+        None => unusable(path, why),
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::tensor::Device;
+use farandole::publish::Publisher;
 use farandole::{Phase, World};
 use serde_json::json;
 
@@ -36,6 +37,7 @@ pub(super) struct Desk {
     pub(super) watch: Stopwatch,
     pub(super) voice: Voice,
     pub(super) log: Log,
+    pub(super) publisher: Publisher,
     /// Made when it is first needed.
     pub(super) seat: Option<Seat>,
     /// The rank whose voice it has.
@@ -63,6 +65,7 @@ impl Desk {
             watch: Stopwatch::new(world.recorder(), job.uncounted_steps),
             voice: voice(world.rank()),
             log: Log::open(None, Before::Kept)?,
+            publisher: world.publisher(),
             seat: None,
             speaks_as: world.rank(),
             changes_told: 0,

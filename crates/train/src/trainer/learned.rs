@@ -101,6 +101,8 @@ pub(super) struct Progress {
     pub(super) at: Place,
     /// Where this run began.
     pub(super) resumed: Place,
+    /// Counts the jobs that have written the checkpoint: this one among them.
+    pub(super) run: u64,
     /// Ranks with which it began.
     pub(super) founders: usize,
     /// Ranks of now.
@@ -130,6 +132,7 @@ impl Progress {
             stage: Stage::Prepare,
             at: Place::default(),
             resumed: Place::default(),
+            run: 0,
             founders: 0,
             ranks: 0,
             rate_ranks: 0,

@@ -103,6 +103,8 @@ struct Beginning {
     optimizer: ModuleOptimizer,
     at: Place,
     plan: Plan,
+    /// Counts the jobs that have written the checkpoint.
+    run: u64,
 }
 
 impl Trainer {
@@ -117,7 +119,8 @@ impl Trainer {
                 found => Ok(found),
             },
             |learned, found| match found {
-                Ok(Beginning { network, optimizer, at, plan }) => {
+                Ok(Beginning { network, optimizer, at, plan, run }) => {
+                    learned.progress.run = run;
                     learned.learner.set_module(network);
                     learned.learner.set_optimizer(optimizer);
                     (learned.progress.rate_ranks, learned.progress.norm_batch) = (plan.rate_ranks, plan.norm_batch);
@@ -137,7 +140,7 @@ impl Desk {
     fn find(&mut self, world: &mut World, learned: &Learned) -> Result<Beginning> {
         self.follow(world, learned)?;
         let (job, founders) = (self.job.clone(), learned.progress.founders);
-        let begun = keep::begin(world, &job)?;
+        let (run, begun) = keep::begin(world, &job)?;
         let wanted = keep::wanted(&job, &self.spec, self.data.len(Split::Train), founders);
         let Found { network, state, meta } = keep::take_over(begun, learned.learner.module().clone(), &wanted)?;
         let (rate_ranks, norm_batch) = match &meta {
@@ -151,7 +154,7 @@ impl Desk {
         let path = job.log.as_deref().filter(|_| world.rank() == 0);
         let log = Log::open(path, if meta.is_some() { Before::Kept } else { Before::Forgotten });
         self.log = agree(world, log)?;
-        Ok(Beginning { network, optimizer, at, plan })
+        Ok(Beginning { network, optimizer, at, plan, run })
     }
 
     /// Says what is going to be done.

@@ -1,10 +1,10 @@
 """`hvd.elastic`: training with PyTorch that goes on when ranks leave or join.
 
 Horovod's names: `run`, `TorchState`, `ElasticSampler`. Ours, for a plain loop without commits: `Training`, `step`,
-`ElasticBatchSampler`, the policies and `ParameterCheck`. docs/elastic.md says which to take.
+`ElasticBatchSampler`, the policies, `ParameterCheck` and `fence`. docs/elastic.md says which to take.
 """
 
-from farandole.elastic import HostsUpdatedInterrupt, KeepTotalBatch, LinearScaling, run
+from farandole.elastic import HostsUpdatedInterrupt, KeepTotalBatch, LinearScaling, fence, run
 from farandole.torch.elastic.parameter_check import ParameterCheck, ParametersDifferError
 from farandole.torch.elastic.sampler import ElasticBatchSampler, ElasticSampler
 from farandole.torch.elastic.state import TorchState
@@ -22,6 +22,7 @@ __all__ = [
     "Streaming",
     "TorchState",
     "Training",
+    "fence",
     "run",
     "step",
 ]
