@@ -12,8 +12,9 @@ use farandole_transport::Key;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::wire::{Packet, Whereabouts};
-use crate::channel::{ChannelFault, ChannelPurpose, Flushed, Polled};
+use super::network::{Call, MemberChannel, Network};
+use super::wire::Packet;
+use crate::channel::{ChannelFault, ChannelPurpose, Flushed, Polled, Received};
 use crate::launch::Socket;
 
 /// So many messages go to somebody who is not heard of: enough that one of them is there when it comes back, and few
@@ -47,14 +48,14 @@ impl MemberListener {
         }
     }
 
-    pub(super) fn accept(&self, key: &Key) -> io::Result<Connection> {
+    fn accept(&self, key: &Key) -> io::Result<MemberSocket> {
         let (socket, medium) = match self {
             MemberListener::Tcp(listener) => (Socket::from_tcp(listener.accept()?.0)?, Medium::Tcp),
             MemberListener::Unix(listener) => (Socket::from(listener.accept()?.0), Medium::Unix),
         };
         let process = process_behind(&socket, medium);
         let channel = Polled::accept(socket, key, ChannelPurpose::Membership)?;
-        Ok(Connection { channel, medium, process, dialed: None, stage: Stage::Handshake, began: None, unanswered: 0 })
+        Ok(MemberSocket { channel, medium, process })
     }
 }
 
@@ -69,8 +70,10 @@ impl AsFd for MemberListener {
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Medium {
+pub enum Medium {
+    /// TCP, between hosts.
     Tcp,
+    /// A Unix socket, within a host.
     Unix,
 }
 
@@ -89,46 +92,97 @@ pub(super) enum Stage {
     Known(MemberId),
 }
 
-/// One connection.
+/// The sockets of this process.
 #[derive(Debug)]
-pub(super) struct Connection {
-    pub(super) channel: Polled<Socket>,
-    pub(super) medium: Medium,
-    /// The process at the other end, if it is on this host: readable when it has ended. Its children may have inherited
-    /// the connection (whoever forks without `exec` does that), and keep it open.
-    pub(super) process: Option<OwnedFd>,
-    /// Set on the side that has connected.
-    pub(super) dialed: Option<Target>,
-    pub(super) stage: Stage,
-    /// When the handshake began.
-    pub(super) began: Option<Instant>,
-    /// Messages since the other side was heard.
-    unanswered: u32,
+pub(super) struct Sockets {
+    pub(super) listeners: Vec<MemberListener>,
+    pub(super) key: Key,
+    /// Identity of this host.
+    pub(super) host: String,
 }
 
-impl Connection {
-    /// Begins to connect, and waits for nothing. `attempt` goes round the addresses of the place.
-    pub(super) fn dial(
-        place: &Whereabouts,
-        own_host: &str,
-        attempt: usize,
-        key: &Key,
-        me: MemberId,
-        target: Target,
-    ) -> io::Result<Connection> {
-        let (socket, medium) = if place.host == own_host {
+impl Network for Sockets {
+    type Channel = MemberSocket;
+
+    fn dial(&mut self, call: &Call<'_>) -> io::Result<MemberSocket> {
+        let place = call.place;
+        let (socket, medium) = if place.host == self.host {
             (dial_unix(&place.unix_name)?, Medium::Unix)
         } else {
             let count = place.tcp.len();
             let no_address = || io::Error::new(io::ErrorKind::AddrNotAvailable, "it listens at no address");
-            let address = place.tcp.get(attempt % count.max(1)).ok_or_else(no_address)?;
+            let address = place.tcp.get(call.attempt % count.max(1)).ok_or_else(no_address)?;
             (dial_tcp(*address)?, Medium::Tcp)
         };
         let process = process_behind(&socket, medium);
         // Only the lower half fits the opening of a channel; the hello has the whole number.
-        let channel = Polled::connect(socket, key, ChannelPurpose::Membership, me.0 as u32)?;
-        let (dialed, stage) = (Some(target), Stage::Handshake);
-        Ok(Connection { channel, medium, process, dialed, stage, began: None, unanswered: 0 })
+        let channel = Polled::connect(socket, &self.key, ChannelPurpose::Membership, call.me.0 as u32)?;
+        Ok(MemberSocket { channel, medium, process })
+    }
+
+    fn accept(&mut self) -> io::Result<MemberSocket> {
+        for listener in &self.listeners {
+            match listener.accept(&self.key) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                accepted => return accepted,
+            }
+        }
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+}
+
+/// A channel over a socket.
+#[derive(Debug)]
+pub(super) struct MemberSocket {
+    pub(super) channel: Polled<Socket>,
+    medium: Medium,
+    /// The process at the other end, if it is on this host: readable when it has ended. Its children may have inherited
+    /// the connection (whoever forks without `exec` does that), and keep it open.
+    pub(super) process: Option<OwnedFd>,
+}
+
+impl MemberChannel for MemberSocket {
+    fn medium(&self) -> Medium {
+        self.medium
+    }
+
+    fn is_established(&self) -> bool {
+        self.channel.is_established()
+    }
+
+    fn receive(&mut self) -> io::Result<Received> {
+        self.channel.receive()
+    }
+
+    fn queue(&mut self, message: &[u8]) -> io::Result<()> {
+        self.channel.queue(message)
+    }
+
+    fn wants_write(&self) -> bool {
+        self.channel.wants_write()
+    }
+
+    fn flush(&mut self) -> io::Result<Flushed> {
+        self.channel.flush()
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Connection<C> {
+    pub(super) channel: C,
+    /// Set on the side that has connected.
+    pub(super) dialed: Option<Target>,
+    pub(super) stage: Stage,
+    /// When the handshake began.
+    pub(super) began: Instant,
+    /// Messages since the other side was heard.
+    unanswered: u32,
+}
+
+impl<C: MemberChannel> Connection<C> {
+    pub(super) fn new(channel: C, dialed: Option<Target>, began: Instant) -> Connection<C> {
+        Connection { channel, dialed, stage: Stage::Handshake, began, unanswered: 0 }
     }
 
     pub(super) fn peer(&self) -> Option<MemberId> {

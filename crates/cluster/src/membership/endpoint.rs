@@ -1,6 +1,6 @@
 //! A process's handle on the membership of its job.
 //!
-//! All the work is done by one thread (`endpoint_loop`); this handle sends it commands and waits for what it decides.
+//! All the work is done by one thread (`endpoint_thread`); this handle sends it commands and waits for what it decides.
 //! One thread of the process is at the boundary at a time.
 
 use std::fmt;
@@ -15,8 +15,9 @@ use farandole_plan::membership::{Generation, Introduction, Limits, Loss, MemberI
 use farandole_transport::descriptors::make_room;
 use farandole_transport::{Countdown, JobId, Key};
 
-use super::connection::MemberListener;
-use super::endpoint_loop::{EndpointLoop, GOODBYE_PATIENCE};
+use super::connection::{MemberListener, Sockets};
+use super::endpoint_core::EndpointCore;
+use super::endpoint_thread::{self, GOODBYE_PATIENCE};
 use super::wire::Whereabouts;
 use crate::environment;
 use crate::error::{Error, Result};
@@ -91,12 +92,35 @@ pub struct Endpoint {
 
 /// What the endpoint's thread is to do.
 #[derive(Debug)]
-pub(super) enum Command {
-    Found { me: MemberId, generation: Arc<Generation> },
-    Join { me: MemberId, seeds: Vec<Vec<u8>> },
+pub enum Command {
+    /// Begin as a member of the first generation.
+    Found {
+        /// The number of this process.
+        me: MemberId,
+        /// The first generation.
+        generation: Arc<Generation>,
+    },
+    /// Begin as a candidate.
+    Join {
+        /// The number of this process.
+        me: MemberId,
+        /// Contacts of members.
+        seeds: Vec<Vec<u8>>,
+    },
+    /// Come to the boundary with this payload.
     Come(Vec<u8>),
+    /// Leave, unless the next generation has been installed.
     GiveUp,
-    Report { member: MemberId, loss: Loss, cause: String },
+    /// Another process has noticed a loss.
+    Report {
+        /// Which member.
+        member: MemberId,
+        /// How sure that is.
+        loss: Loss,
+        /// What was seen.
+        cause: String,
+    },
+    /// Leave in order.
     Leave,
 }
 
@@ -105,7 +129,7 @@ type OnBoundary = Box<dyn Fn(u64, MemberId) + Send>;
 
 /// What the endpoint's thread and the handle share.
 #[derive(Default)]
-pub(super) struct Shared {
+pub struct Shared {
     /// Locked by the thread when something is decided or lost, and while the callback runs; by the process when it
     /// waits, asks or sets the callback.
     state: Mutex<State>,
@@ -114,19 +138,22 @@ pub(super) struct Shared {
     pub(super) candidates: AtomicUsize,
 }
 
+/// What a process is told by its endpoint.
 #[derive(Default)]
-pub(super) struct State {
-    pub(super) generation: Option<Arc<Generation>>,
+pub struct State {
+    /// The generation that this process is in.
+    pub generation: Option<Arc<Generation>>,
     /// Set when somebody who is at the boundary gets what it waits for.
-    pub(super) outcome: Option<Outcome>,
-    pub(super) waiting: Option<Waiting>,
+    pub outcome: Option<Outcome>,
+    /// What it waits for there.
+    pub waiting: Option<Waiting>,
     /// Why the last attempt to connect to somebody failed.
     pub(super) obstacle: Option<String>,
     /// Losses in the current generation; a callback that comes later hears of them.
-    notices: Vec<LossNotice>,
+    pub notices: Vec<LossNotice>,
     on_loss: Option<OnLoss>,
     /// Who was first at the boundary of which generation, as far as this process was told.
-    called: Option<(u64, MemberId)>,
+    pub called: Option<(u64, MemberId)>,
     on_boundary: Option<OnBoundary>,
     /// Set when the thread has ended.
     pub(super) over: bool,
@@ -134,9 +161,17 @@ pub(super) struct State {
 
 /// How a stay at the boundary has ended.
 #[derive(Clone, Debug)]
-pub(super) enum Outcome {
+pub enum Outcome {
+    /// This process is in the next generation.
     Installed(Arc<Generation>),
-    Evicted { generation: u64, cause: String },
+    /// The others have continued without it.
+    Evicted {
+        /// In this generation.
+        generation: u64,
+        /// Why.
+        cause: String,
+    },
+    /// Its deadline has passed.
     GaveUp,
 }
 
@@ -160,12 +195,14 @@ impl Endpoint {
         let contact = Whereabouts { host: options.host.clone(), unix_name, tcp }.encode();
         let commands = Mailbox::new().map_err(starting)?;
         let shared = Arc::<Shared>::default();
-        let endpoint_loop =
-            EndpointLoop::new(options, contact.clone(), listeners, commands.clone(), Arc::clone(&shared));
+        let network = Sockets { listeners, key: options.key.clone(), host: options.host.clone() };
+        let (began, silence) = (Instant::now(), options.limits.silence.unwrap_or_default());
+        let core = EndpointCore::new(options, contact.clone(), network, Arc::clone(&shared), began);
+        let (inbox, told) = (commands.clone(), Arc::clone(&shared));
         let thread = std::thread::Builder::new()
             .name("membership".into())
             .stack_size(STACK_BYTES)
-            .spawn(move || endpoint_loop.run())
+            .spawn(move || endpoint_thread::run(core, &inbox, told, began, silence))
             .map_err(starting)?;
         Ok(Endpoint { contact, commands, shared, pid: std::process::id(), thread: Some(thread) })
     }
@@ -317,7 +354,8 @@ impl Drop for Endpoint {
 }
 
 impl Shared {
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    /// What the process was told.
+    pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

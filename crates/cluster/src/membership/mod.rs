@@ -1,7 +1,7 @@
 //! Members of an elastic job keep a connection with each other and agree on generations.
 //!
 //! The agreement is `farandole_plan::membership`, a state machine. Here is what carries it: the [`Endpoint`] of a
-//! process, a thread of its own (`endpoint_loop`) with one channel to each other member, over Unix sockets within a
+//! process, a thread of its own (`endpoint_thread`) with one channel to each other member, over Unix sockets within a
 //! host and TCP between hosts, and the encodings (`wire`). It shares no lock with the engine, so it is heard while the
 //! engine waits.
 //!
@@ -20,7 +20,9 @@
 
 mod connection;
 mod endpoint;
-mod endpoint_loop;
+mod endpoint_core;
+mod endpoint_thread;
+mod network;
 mod record;
 mod wire;
 
@@ -32,3 +34,13 @@ pub(crate) use wire::Whereabouts;
 pub use wire::check_any_packet;
 
 pub use farandole_plan::membership::{Generation, Introduction, Limits, Loss, MemberId};
+
+/// What a simulation drives: an endpoint without its thread, its sockets and its clock. For tests of this crate.
+#[doc(hidden)]
+pub mod simulated {
+    pub use super::connection::Medium;
+    pub use super::endpoint::{Command, Outcome, Shared, State};
+    pub use super::endpoint_core::{After, ConnectionId, EndpointCore, Process};
+    pub use super::network::{Call, MemberChannel, Network};
+    pub use super::wire::Whereabouts;
+}

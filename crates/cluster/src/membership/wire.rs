@@ -26,16 +26,18 @@ pub(super) enum Packet {
 
 /// Where an endpoint listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Whereabouts {
+pub struct Whereabouts {
     /// Identity of its host: from there it is reached by its abstract Unix socket.
-    pub(crate) host: String,
-    pub(crate) unix_name: String,
+    pub host: String,
+    /// The name of that socket.
+    pub unix_name: String,
     /// Where it is reached from other hosts.
-    pub(crate) tcp: Vec<SocketAddr>,
+    pub tcp: Vec<SocketAddr>,
 }
 
 impl Whereabouts {
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// A contact.
+    pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         put_text(&mut bytes, &self.host);
         put_text(&mut bytes, &self.unix_name);
@@ -43,7 +45,8 @@ impl Whereabouts {
         bytes
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Whereabouts> {
+    /// A contact, if these bytes are one.
+    pub fn decode(bytes: &[u8]) -> Option<Whereabouts> {
         let mut reader = Reader::new(bytes);
         let (host, unix_name, mut tcp) = (reader.text()?, reader.text()?, Vec::new());
         while !reader.is_empty() {

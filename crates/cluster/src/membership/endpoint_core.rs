@@ -1,12 +1,15 @@
-//! The thread behind an [`super::Endpoint`]: one poll loop over the listeners, all connections and the commands.
+//! The state behind an [`super::Endpoint`]: the state machine, the connections, and whom to call when.
 //!
 //! Of two members the one with the higher number connects to the other, and a candidate connects to everybody. A
 //! connection that breaks is made again by the same side. There may be two to one member for a while, if a candidate
 //! and somebody who was let in meanwhile call each other; messages go over the older one, and the member has ended when
 //! both have.
 //!
-//! **Invariant:** only the poll blocks. Nothing is read before this process has its number, so everything that others
-//! say meets a state machine.
+//! The state has no thread, no clock and no sockets of its own: a driver gives it the time, commands and the
+//! connections that are ready, and it makes channels by a [`Network`]. In a process the driver is `endpoint_thread`.
+//!
+//! **Invariant:** no call waits. Nothing is read before this process has its number, so everything that others say
+//! meets a state machine.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,18 +21,13 @@ use std::time::{Duration, Instant};
 use farandole_plan::membership::{
     Loss, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect, MembershipInput, MembershipStart,
 };
-use farandole_transport::AwakeClock;
-use rustix::event::{PollFd, PollFlags, poll};
 
-use super::connection::{Connection, MemberListener, Stage, Target, judge_end};
+use super::connection::{Connection, Stage, Target, judge_end};
 use super::endpoint::{Command, EndpointOptions, LossNotice, Outcome, Shared};
+use super::network::{Call, MemberChannel, Network};
 use super::record::{self, Recorder};
 use super::wire::{Packet, Whereabouts};
 use crate::channel::Received;
-use crate::mailbox::Mailbox;
-
-/// How long somebody who leaves waits until its last words are on their way.
-pub(super) const GOODBYE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Between processes that are well a handshake is one round trip; on a crowded machine one of them may lose the
 /// processor for a second.
@@ -38,27 +36,27 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between attempts to connect to somebody: soon enough for one that is just starting, and no burden.
 const DIAL_PAUSE: Duration = Duration::from_millis(100);
 
-/// The loop turns at least this often, to notice that this process was stopped.
+/// The driver turns the loop at least this often, to notice that this process was stopped.
 const TURN_AT_LEAST: Duration = Duration::from_millis(500);
 
 /// When no descriptor is left for a new connection, the next attempt waits this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-type ConnectionId = u64;
+/// Numbers the connections of an endpoint in the order in which they began.
+pub type ConnectionId = u64;
 
-/// The state of the endpoint's thread.
-pub(super) struct EndpointLoop {
+/// The state of an endpoint.
+pub struct EndpointCore<N: Network> {
     options: EndpointOptions,
     contact: Arc<[u8]>,
-    listeners: Vec<MemberListener>,
-    commands: Mailbox<Command>,
+    pub(super) network: N,
     shared: Arc<Shared>,
     /// Awake time is counted from here.
     began: Instant,
     machine: Option<Membership>,
     recorder: Option<Recorder>,
     seeds: Vec<Vec<u8>>,
-    connections: BTreeMap<ConnectionId, Connection>,
+    pub(super) connections: BTreeMap<ConnectionId, Connection<N::Channel>>,
     next_id: ConnectionId,
     /// When somebody is dialed again, and how often it was.
     dialed: BTreeMap<Target, (Instant, usize)>,
@@ -68,43 +66,38 @@ pub(super) struct EndpointLoop {
 }
 
 /// What is known of the process at the other end of a connection.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Process {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Process {
+    /// Nothing: it runs, or cannot be watched.
     Runs,
+    /// The kernel says that it has ended.
     HasEnded,
 }
 
-/// Says that the thread has ended, also when it panics: nobody waits for it any more.
-struct Over(Arc<Shared>);
-
-impl Drop for Over {
-    fn drop(&mut self) {
-        self.0.change(|state| state.over = true);
-    }
-}
-
-/// Whether the thread goes on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum After {
+/// Whether an endpoint takes part in anything after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// It does.
     More,
+    /// It has left; [`EndpointCore::say_goodbye`] sends the rest.
     Nothing,
 }
 
-impl EndpointLoop {
-    pub(super) fn new(
+impl<N: Network> EndpointCore<N> {
+    /// An endpoint that listens at `contact` by the network, and has no number yet. Awake time begins at `began`.
+    pub fn new(
         options: EndpointOptions,
         contact: Vec<u8>,
-        listeners: Vec<MemberListener>,
-        commands: Mailbox<Command>,
+        network: N,
         shared: Arc<Shared>,
-    ) -> EndpointLoop {
-        EndpointLoop {
+        began: Instant,
+    ) -> EndpointCore<N> {
+        EndpointCore {
             options,
             contact: contact.into(),
-            listeners,
-            commands,
+            network,
             shared,
-            began: Instant::now(),
+            began,
             machine: None,
             recorder: None,
             seeds: Vec::new(),
@@ -116,78 +109,45 @@ impl EndpointLoop {
         }
     }
 
-    /// Turns the loop until this process leaves.
-    pub(super) fn run(mut self) {
-        let _over = Over(Arc::clone(&self.shared));
-        let mut clock = AwakeClock::new(self.began).judging_by(self.options.limits.silence.unwrap_or_default());
-        loop {
-            let at_most = self.longest_wait(clock.last());
-            let ready = self.wait(at_most);
-            let now = clock.look(Instant::now(), at_most);
-            if self.obey(now) == After::Nothing {
-                break;
+    /// Does what the commands say, and what the connections that are ready and the time demand.
+    pub fn turn(&mut self, now: Instant, commands: Vec<Command>, ready: &[(ConnectionId, Process)]) -> After {
+        if self.obey(commands, now) == After::Nothing {
+            return After::Nothing;
+        }
+        if self.machine.is_some() {
+            self.accept(now);
+            for (connection, process) in ready {
+                self.attend(*connection, now);
+                if *process == Process::HasEnded {
+                    // All that it had sent was there before.
+                    self.part(*connection, Ok(()), now);
+                }
             }
-            if self.machine.is_some() {
-                self.accept(now);
-                for (connection, process) in ready {
-                    self.attend(connection, now);
-                    if process == Process::HasEnded {
-                        // All that it had sent was there before.
-                        self.part(connection, Ok(()), now);
-                    }
-                }
-                self.look_at_clocks(now);
-                if self.next_dial.is_some_and(|next| next <= now) {
-                    self.next_dial = self.dial(now);
-                }
+            self.look_at_clocks(now);
+            if self.next_dial.is_some_and(|next| next <= now) {
+                self.next_dial = self.dial(now);
             }
         }
-        self.say_goodbye();
+        After::More
+    }
+
+    /// Whether connections of others are accepted now.
+    pub fn is_listening(&self) -> bool {
+        self.machine.is_some() && self.accept_again.is_none()
     }
 
     /// How long nothing can be due.
-    fn longest_wait(&self, now: Instant) -> Duration {
+    pub fn longest_wait(&self, now: Instant) -> Duration {
         let machine = self.machine.as_ref().and_then(Membership::due).map(|due| self.began + due);
         let handshakes = self.connections.values().filter_map(|connection| {
-            connection.began.filter(|_| !connection.channel.is_established()).map(|began| began + HANDSHAKE_TIMEOUT)
+            (!connection.channel.is_established()).then_some(connection.began + HANDSHAKE_TIMEOUT)
         });
         let due = machine.into_iter().chain(handshakes).chain(self.next_dial).chain(self.accept_again).min();
         due.map_or(TURN_AT_LEAST, |due| due.saturating_duration_since(now).min(TURN_AT_LEAST))
     }
 
-    /// Waits until something happens or is due; returns the connections that are ready, and whether the process at the
-    /// other end has ended.
-    fn wait(&self, at_most: Duration) -> Vec<(ConnectionId, Process)> {
-        let listening = self.machine.is_some() && self.accept_again.is_none();
-        let mut fds = vec![PollFd::new(&self.commands, PollFlags::IN)];
-        let flags = if listening { PollFlags::IN } else { PollFlags::empty() };
-        fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, flags)));
-        let first = fds.len();
-        fds.extend(self.connections.values().map(|connection| {
-            let writing = if connection.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
-            PollFd::from_borrowed_fd(connection.channel.fd(), PollFlags::IN | writing)
-        }));
-        let processes = self.connections.values().filter_map(|connection| connection.process.as_ref());
-        fds.extend(processes.map(|process| PollFd::new(process, PollFlags::IN)));
-        // A millisecond more, lest the loop turns several times just before something is due.
-        let timeout = (at_most + Duration::from_millis(1)).try_into().ok();
-        if poll(&mut fds, timeout.as_ref()).is_err() {
-            return Vec::new();
-        }
-        let mut processes = fds[first + self.connections.len()..].iter();
-        let mut ready = Vec::new();
-        for ((id, connection), fd) in self.connections.iter().zip(&fds[first..]) {
-            let process = connection.process.as_ref().and_then(|_| processes.next());
-            let has_ended = process.is_some_and(|process| !process.revents().is_empty());
-            if has_ended || !fd.revents().is_empty() {
-                ready.push((*id, if has_ended { Process::HasEnded } else { Process::Runs }));
-            }
-        }
-        ready
-    }
-
-    fn obey(&mut self, now: Instant) -> After {
-        for command in self.commands.take() {
+    fn obey(&mut self, commands: Vec<Command>, now: Instant) -> After {
+        for command in commands {
             match command {
                 Command::Found { me, generation } => {
                     let limits = self.options.limits;
@@ -326,15 +286,13 @@ impl EndpointLoop {
             return;
         }
         self.accept_again = None;
-        for listener in 0..self.listeners.len() {
-            loop {
-                match self.listeners[listener].accept(&self.options.key) {
-                    Ok(connection) => self.add(connection, now),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(_) => {
-                        self.accept_again = Some(now + ACCEPT_PAUSE);
-                        return;
-                    }
+        loop {
+            match self.network.accept() {
+                Ok(channel) => self.add(channel, None, now),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    self.accept_again = Some(now + ACCEPT_PAUSE);
+                    return;
                 }
             }
         }
@@ -342,9 +300,9 @@ impl EndpointLoop {
 
     /// A connection is new; this side says who it is. To a stranger that goes out only when it has proved to hold the
     /// key.
-    fn add(&mut self, mut connection: Connection, now: Instant) {
+    fn add(&mut self, channel: N::Channel, dialed: Option<Target>, now: Instant) {
         let Some(member) = self.machine.as_ref().map(Membership::id) else { return };
-        connection.began = Some(now);
+        let mut connection = Connection::new(channel, dialed, now);
         connection.put(&Packet::Hello { job: self.options.job, member });
         self.connections.insert(self.next_id, connection);
         self.next_id += 1;
@@ -385,8 +343,8 @@ impl EndpointLoop {
                 continue;
             };
             let is_here = place.host == self.options.host;
-            match Connection::dial(&place, &self.options.host, attempt, &self.options.key, me, target) {
-                Ok(connection) => self.add(connection, now),
+            match self.network.dial(&Call { place: &place, attempt, me }) {
+                Ok(channel) => self.add(channel, Some(target), now),
                 // Nobody listens where a member of this host should: its process has ended. From farther away that
                 // would prove nothing.
                 Err(error) if is_here && error.kind() == io::ErrorKind::ConnectionRefused => self.bury(target, now),
@@ -454,7 +412,7 @@ impl EndpointLoop {
                     return;
                 }
                 let suspected = self.machine.as_ref().is_some_and(|machine| machine.suspects(member));
-                let (evidence, cause) = judge_end(connection.medium, end, suspected);
+                let (evidence, cause) = judge_end(connection.channel.medium(), end, suspected);
                 self.learn(member, evidence, &cause, now);
             }
         }
@@ -468,7 +426,7 @@ impl EndpointLoop {
         let before = self.connections.len();
         self.connections.retain(|_, connection| {
             // Whoever holds the key may know this process already, and would take a closed connection for its end.
-            let is_late = connection.began.is_some_and(|began| now >= began + HANDSHAKE_TIMEOUT);
+            let is_late = now >= connection.began + HANDSHAKE_TIMEOUT;
             connection.channel.is_established() || !is_late
         });
         if self.connections.len() < before {
@@ -476,27 +434,19 @@ impl EndpointLoop {
         }
     }
 
-    /// Waits, for a moment, until the last words have been taken. What has come meanwhile is read: a socket that is
-    /// closed with something unread is reset, and what it has sent may go with it.
-    fn say_goodbye(&mut self) {
-        let until = Instant::now() + GOODBYE_PATIENCE;
-        self.connections.retain(|_, connection| connection.peer().is_some());
-        loop {
-            self.connections.retain(|_, connection| {
-                let is_done = connection.flush() || !connection.channel.wants_write();
-                while let Ok(Received::Message(_)) = connection.channel.receive() {}
-                !is_done
-            });
-            let left = until.saturating_duration_since(Instant::now());
-            if self.connections.is_empty() || left.is_zero() {
-                return;
-            }
-            self.wait(left.min(Duration::from_millis(20)));
-        }
+    /// Sends last words. What has come meanwhile is read: a socket that is closed with something unread is reset, and
+    /// what it has sent may go with it. Says whether all of it is on its way.
+    pub fn say_goodbye(&mut self) -> bool {
+        self.connections.retain(|_, connection| {
+            let is_done = connection.flush() || !connection.channel.wants_write();
+            while let Ok(Received::Message(_)) = connection.channel.receive() {}
+            connection.peer().is_some() && !is_done
+        });
+        self.connections.is_empty()
     }
 }
 
 /// Whether a connection leads to a target, or will when the other side answers.
-fn leads_to(connection: &Connection, target: Target) -> bool {
+fn leads_to<C: MemberChannel>(connection: &Connection<C>, target: Target) -> bool {
     connection.dialed == Some(target) || matches!(target, Target::Member(member) if connection.peer() == Some(member))
 }
