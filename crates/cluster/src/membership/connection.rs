@@ -12,14 +12,17 @@ use farandole_transport::Key;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::network::{Call, MemberChannel, Network};
+use super::network::{MemberCall, MemberChannel, MemberNetwork, Rule};
 use super::wire::Packet;
 use crate::channel::{ChannelFault, ChannelPurpose, Flushed, Polled, Received};
 use crate::launch::Socket;
 
-/// So many messages go to somebody who is not heard of: enough that one of them is there when it comes back, and few
-/// enough that a word that must arrive finds room in the socket.
+/// The most messages to a member that does not answer: enough that one of them is there when it continues.
 const MOST_UNANSWERED: u32 = 64;
+
+/// The most bytes to a member that does not answer, beyond a first message. Less than half of what a socket holds by
+/// default, so that messages that must arrive find room.
+const MOST_UNANSWERED_BYTES: usize = 64 << 10;
 
 /// Where processes connect to an endpoint.
 #[derive(Debug)]
@@ -50,8 +53,8 @@ impl MemberListener {
 
     fn accept(&self, key: &Key) -> io::Result<MemberSocket> {
         let (socket, medium) = match self {
-            MemberListener::Tcp(listener) => (Socket::from_tcp(listener.accept()?.0)?, Medium::Tcp),
-            MemberListener::Unix(listener) => (Socket::from(listener.accept()?.0), Medium::Unix),
+            MemberListener::Tcp(listener) => (Socket::from_tcp(listener.accept()?.0)?, MemberMedium::Tcp),
+            MemberListener::Unix(listener) => (Socket::from(listener.accept()?.0), MemberMedium::Unix),
         };
         let process = process_behind(&socket, medium);
         let channel = Polled::accept(socket, key, ChannelPurpose::Membership)?;
@@ -70,7 +73,7 @@ impl AsFd for MemberListener {
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Medium {
+pub enum MemberMedium {
     /// TCP, between hosts.
     Tcp,
     /// A Unix socket, within a host.
@@ -101,18 +104,18 @@ pub(super) struct Sockets {
     pub(super) host: String,
 }
 
-impl Network for Sockets {
+impl MemberNetwork for Sockets {
     type Channel = MemberSocket;
 
-    fn dial(&mut self, call: &Call<'_>) -> io::Result<MemberSocket> {
+    fn dial(&mut self, call: &MemberCall<'_>) -> io::Result<MemberSocket> {
         let place = call.place;
         let (socket, medium) = if place.host == self.host {
-            (dial_unix(&place.unix_name)?, Medium::Unix)
+            (dial_unix(&place.unix_name)?, MemberMedium::Unix)
         } else {
             let count = place.tcp.len();
             let no_address = || io::Error::new(io::ErrorKind::AddrNotAvailable, "it listens at no address");
             let address = place.tcp.get(call.attempt % count.max(1)).ok_or_else(no_address)?;
-            (dial_tcp(*address)?, Medium::Tcp)
+            (dial_tcp(*address)?, MemberMedium::Tcp)
         };
         let process = process_behind(&socket, medium);
         // Only the lower half fits the opening of a channel; the hello has the whole number.
@@ -135,14 +138,14 @@ impl Network for Sockets {
 #[derive(Debug)]
 pub(super) struct MemberSocket {
     pub(super) channel: Polled<Socket>,
-    medium: Medium,
+    medium: MemberMedium,
     /// The process at the other end, if it is on this host: readable when it has ended. Its children may have inherited
     /// the connection (whoever forks without `exec` does that), and keep it open.
     pub(super) process: Option<OwnedFd>,
 }
 
 impl MemberChannel for MemberSocket {
-    fn medium(&self) -> Medium {
+    fn medium(&self) -> MemberMedium {
         self.medium
     }
 
@@ -154,6 +157,10 @@ impl MemberChannel for MemberSocket {
         self.channel.receive()
     }
 
+    fn finish(&mut self) -> io::Result<()> {
+        self.channel.finish()
+    }
+
     fn queue(&mut self, message: &[u8]) -> io::Result<()> {
         self.channel.queue(message)
     }
@@ -162,8 +169,12 @@ impl MemberChannel for MemberSocket {
         self.channel.wants_write()
     }
 
+    fn is_mid_message(&self) -> bool {
+        self.channel.is_mid_message()
+    }
+
     fn flush(&mut self) -> io::Result<Flushed> {
-        self.channel.flush()
+        self.channel.flush_linked()
     }
 }
 
@@ -176,13 +187,19 @@ pub(super) struct Connection<C> {
     pub(super) stage: Stage,
     /// When the handshake began.
     pub(super) began: Instant,
-    /// Messages since the other side was heard.
+    heard: Instant,
+    /// Messages since the other side was heard, and their bytes.
     unanswered: u32,
+    unanswered_bytes: usize,
+    /// Whether the queue holds a [`MemberMessage::LeftOut`].
+    holds_left_out: bool,
 }
 
 impl<C: MemberChannel> Connection<C> {
     pub(super) fn new(channel: C, dialed: Option<Target>, began: Instant) -> Connection<C> {
-        Connection { channel, dialed, stage: Stage::Handshake, began, unanswered: 0 }
+        let stage = Stage::Handshake;
+        let (unanswered, unanswered_bytes, holds_left_out) = (0, 0, false);
+        Connection { channel, dialed, stage, began, heard: began, unanswered, unanswered_bytes, holds_left_out }
     }
 
     pub(super) fn peer(&self) -> Option<MemberId> {
@@ -192,53 +209,84 @@ impl<C: MemberChannel> Connection<C> {
         }
     }
 
-    /// The other side was heard.
-    pub(super) fn hear(&mut self) {
-        self.unanswered = 0;
+    /// Whether the connection is of no use until the other side says more. Within a host a process that holds the key
+    /// may know this one already, and would take a closed connection for its end; between hosts the other side's hello
+    /// may be lost for good.
+    pub(super) fn is_shaking_hands(&self) -> bool {
+        let has_said_enough = self.peer().is_some() || self.channel.medium() == MemberMedium::Unix;
+        !(self.channel.is_established() && has_said_enough)
     }
 
-    /// Sends a message as far as the socket takes it. What is repeated anyway is not piled up for somebody who does not
-    /// listen.
-    pub(super) fn send(&mut self, message: MemberMessage) {
-        let must_arrive = matches!(message, MemberMessage::LeftOut { .. } | MemberMessage::Leave);
-        if self.unanswered < MOST_UNANSWERED || must_arrive {
+    /// The other side was heard.
+    pub(super) fn hear(&mut self, now: Instant) {
+        self.heard = now;
+        (self.unanswered, self.unanswered_bytes) = (0, 0);
+    }
+
+    /// When the other side was heard over this connection, or when it began.
+    pub(super) fn heard(&self) -> Instant {
+        self.heard
+    }
+
+    /// Sends a message as far as the socket takes it. What is repeated anyway is not queued for a member that does not
+    /// answer.
+    pub(super) fn send(&mut self, message: MemberMessage, broken: Option<Rule>) {
+        let is_left_out = matches!(message, MemberMessage::LeftOut { .. });
+        let must_arrive = is_left_out || message == MemberMessage::Leave;
+        let bytes = Packet::Message(message).encode();
+        let has_room = self.unanswered == 0 || self.unanswered_bytes + bytes.len() <= MOST_UNANSWERED_BYTES;
+        let must_arrive = must_arrive && broken != Some(Rule::MustArrive);
+        if must_arrive || has_room && self.unanswered < MOST_UNANSWERED {
             self.unanswered += 1;
-            self.put(&Packet::Message(message));
+            self.unanswered_bytes += bytes.len();
+            self.holds_left_out |= is_left_out;
+            self.put(&bytes);
         }
     }
 
-    pub(super) fn put(&mut self, packet: &Packet) {
+    pub(super) fn put(&mut self, packet: &[u8]) {
         // A connection that takes nothing more will be heard closing.
-        let _ = self.channel.queue(&packet.encode());
-        let _ = self.channel.flush();
+        let _ = self.channel.queue(packet);
+        self.flush();
     }
 
     pub(super) fn flush(&mut self) -> bool {
-        matches!(self.channel.flush(), Ok(Flushed::All))
+        let is_done = matches!(self.channel.flush(), Ok(Flushed::All));
+        self.holds_left_out &= !is_done;
+        is_done
+    }
+
+    pub(super) fn holds_left_out(&self) -> bool {
+        self.holds_left_out
+    }
+
+    /// Whether this process could end now without the other side noticing that a [`MemberMessage::LeftOut`] is
+    /// missing. Nothing that follows from the vote may be sent meanwhile.
+    pub(super) fn withholds(&self) -> bool {
+        self.holds_left_out && !self.channel.is_mid_message()
     }
 }
 
-/// What the end of a connection to a known member means, and in which words. `suspected`: nothing was heard of it for
-/// too long.
-pub(super) fn judge_end(medium: Medium, end: Result<(), &io::Error>, suspected: bool) -> (LossEvidence, String) {
-    let Err(error) = end else {
-        return (LossEvidence::Ended, "its process has ended: its connection was closed".into());
+/// What the end of a connection to a known member means, and in which words. Between hosts it proves nothing: a
+/// firewall, a proxy or a router may close or reset a connection of two processes that are well.
+pub(super) fn judge_end(medium: MemberMedium, end: Result<(), &io::Error>) -> (LossEvidence, String) {
+    let what = match end {
+        Ok(()) => "its connection was closed".to_owned(),
+        Err(error) => error.to_string(),
     };
-    let evidence =
-        match (ChannelFault::of(error), error.kind()) {
-            (Some(ChannelFault::Truncated), _) => LossEvidence::Dead,
-            (None, io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
-                if suspected && medium == Medium::Tcp { LossEvidence::Broken } else { LossEvidence::Ended }
-            }
-            _ => LossEvidence::Broken,
-        };
-    let what = if evidence == LossEvidence::Broken { "its connection broke" } else { "its process has ended" };
-    (evidence, format!("{what}: {error}"))
+    let evidence = match end.map_err(|error| (ChannelFault::of(error), error.kind())) {
+        _ if medium == MemberMedium::Tcp => LossEvidence::Broken,
+        Ok(()) | Err((None, io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)) => LossEvidence::Ended,
+        Err((Some(ChannelFault::Truncated), _)) => LossEvidence::Dead,
+        Err(_) => LossEvidence::Broken,
+    };
+    let meaning = if evidence == LossEvidence::Broken { "its connection broke" } else { "its process has ended" };
+    (evidence, format!("{meaning}: {what}"))
 }
 
 /// The process at the other end of a Unix socket. `None` where the kernel does not say, as across namespaces.
-fn process_behind(socket: &Socket, medium: Medium) -> Option<OwnedFd> {
-    if medium == Medium::Tcp {
+fn process_behind(socket: &Socket, medium: MemberMedium) -> Option<OwnedFd> {
+    if medium == MemberMedium::Tcp {
         return None;
     }
     let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;

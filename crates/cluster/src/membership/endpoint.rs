@@ -132,7 +132,7 @@ type OnBoundary = Box<dyn Fn(u64, MemberId) + Send>;
 pub struct Shared {
     /// Locked by the thread when something is decided or lost, and while the callback runs; by the process when it
     /// waits, asks or sets the callback.
-    state: Mutex<State>,
+    state: Mutex<EndpointState>,
     changed: Condvar,
     /// Written by the thread, read by the process once in a step or so; only a hint.
     pub(super) candidates: AtomicUsize,
@@ -140,11 +140,11 @@ pub struct Shared {
 
 /// What a process is told by its endpoint.
 #[derive(Default)]
-pub struct State {
+pub struct EndpointState {
     /// The generation that this process is in.
     pub generation: Option<Arc<Generation>>,
     /// Set when somebody who is at the boundary gets what it waits for.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<BoundaryOutcome>,
     /// What it waits for there.
     pub waiting: Option<Waiting>,
     /// Why the last attempt to connect to somebody failed.
@@ -161,7 +161,7 @@ pub struct State {
 
 /// How a stay at the boundary has ended.
 #[derive(Clone, Debug)]
-pub enum Outcome {
+pub enum BoundaryOutcome {
     /// This process is in the next generation.
     Installed(Arc<Generation>),
     /// The others have continued without it.
@@ -233,7 +233,7 @@ impl Endpoint {
     pub fn join(&self, me: MemberId, seeds: Vec<Vec<u8>>) {
         self.shared.change(|state| {
             let (on_loss, on_boundary) = (state.on_loss.take(), state.on_boundary.take());
-            *state = State { on_loss, on_boundary, ..State::default() };
+            *state = EndpointState { on_loss, on_boundary, ..EndpointState::default() };
         });
         self.commands.post(Command::Join { me, seeds });
     }
@@ -248,7 +248,7 @@ impl Endpoint {
             return Err(Error::NoGeneration { waited: Duration::ZERO, cause });
         }
         let mut state = self.shared.state();
-        if !matches!(state.outcome, Some(Outcome::Evicted { .. })) {
+        if !matches!(state.outcome, Some(BoundaryOutcome::Evicted { .. })) {
             state.outcome = None;
             self.commands.post(Command::Come(payload));
         }
@@ -256,9 +256,11 @@ impl Endpoint {
         loop {
             let waited = began.elapsed();
             match state.outcome.clone() {
-                Some(Outcome::Installed(generation)) => return Ok(generation),
-                Some(Outcome::Evicted { generation, cause }) => return Err(Error::Evicted { generation, cause }),
-                Some(Outcome::GaveUp) => return Err(no_generation(&state, waited)),
+                Some(BoundaryOutcome::Installed(generation)) => return Ok(generation),
+                Some(BoundaryOutcome::Evicted { generation, cause }) => {
+                    return Err(Error::Evicted { generation, cause });
+                }
+                Some(BoundaryOutcome::GaveUp) => return Err(no_generation(&state, waited)),
                 None if state.over => return Err(no_generation(&state, waited)),
                 None => {}
             }
@@ -355,22 +357,22 @@ impl Drop for Endpoint {
 
 impl Shared {
     /// What the process was told.
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, EndpointState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes what a waiting thread looks at, and wakes it.
-    pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
+    pub(super) fn change(&self, change: impl FnOnce(&mut EndpointState)) {
         change(&mut self.state());
         self.changed.notify_all();
     }
 
     /// Notes that this process is in a generation.
-    pub(super) fn enter(&self, generation: Arc<Generation>) {
+    pub fn enter(&self, generation: Arc<Generation>) {
         self.change(|state| {
             state.notices.clear();
             (state.waiting, state.called) = (None, None);
-            state.outcome = Some(Outcome::Installed(Arc::clone(&generation)));
+            state.outcome = Some(BoundaryOutcome::Installed(Arc::clone(&generation)));
             state.generation = Some(generation);
         });
     }
@@ -386,7 +388,7 @@ impl Shared {
     /// Notes that this process takes part no more, unless it has got what it came for.
     pub(super) fn give_up(&self) {
         self.change(|state| {
-            state.outcome.get_or_insert(Outcome::GaveUp);
+            state.outcome.get_or_insert(BoundaryOutcome::GaveUp);
         });
     }
 
@@ -399,7 +401,7 @@ impl Shared {
     }
 }
 
-fn no_generation(state: &State, waited: Duration) -> Error {
+fn no_generation(state: &EndpointState, waited: Duration) -> Error {
     let cause = match (&state.waiting, &state.obstacle) {
         (Some(Waiting::Welcome), Some(obstacle)) => format!("{}: {obstacle}", Waiting::Welcome),
         (Some(waiting), _) => waiting.to_string(),

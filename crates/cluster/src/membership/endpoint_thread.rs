@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::connection::Sockets;
 use super::endpoint::{Command, Shared};
-use super::endpoint_core::{After, ConnectionId, EndpointCore, Process};
+use super::endpoint_core::{After, ConnectionId, EndpointCore, PeerProcess};
 use crate::mailbox::Mailbox;
 
 /// How long somebody who leaves waits until its last words are on their way.
@@ -59,12 +59,16 @@ pub(super) fn run(
 
 /// Waits until something happens or is due; returns the connections that are ready, and whether the process at the
 /// other end has ended.
-fn wait(core: &EndpointCore<Sockets>, commands: &Mailbox<Command>, at_most: Duration) -> Vec<(ConnectionId, Process)> {
+fn wait(
+    core: &EndpointCore<Sockets>,
+    commands: &Mailbox<Command>,
+    at_most: Duration,
+) -> Vec<(ConnectionId, PeerProcess)> {
     let mut fds = vec![PollFd::new(commands, PollFlags::IN)];
     let flags = if core.is_listening() { PollFlags::IN } else { PollFlags::empty() };
     fds.extend(core.network.listeners.iter().map(|listener| PollFd::new(listener, flags)));
     let first = fds.len();
-    let sockets = || core.connections.values().map(|connection| &connection.channel);
+    let sockets = || core.connections().map(|(_, socket)| socket);
     fds.extend(sockets().map(|socket| {
         let writing = if socket.channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
         PollFd::from_borrowed_fd(socket.channel.fd(), PollFlags::IN | writing)
@@ -76,13 +80,13 @@ fn wait(core: &EndpointCore<Sockets>, commands: &Mailbox<Command>, at_most: Dura
     if poll(&mut fds, timeout.as_ref()).is_err() {
         return Vec::new();
     }
-    let mut processes = fds[first + core.connections.len()..].iter();
+    let mut processes = fds[first + sockets().count()..].iter();
     let mut ready = Vec::new();
-    for ((id, connection), fd) in core.connections.iter().zip(&fds[first..]) {
-        let process = connection.channel.process.as_ref().and_then(|_| processes.next());
+    for ((id, socket), fd) in core.connections().zip(&fds[first..]) {
+        let process = socket.process.as_ref().and_then(|_| processes.next());
         let has_ended = process.is_some_and(|process| !process.revents().is_empty());
         if has_ended || !fd.revents().is_empty() {
-            ready.push((*id, if has_ended { Process::HasEnded } else { Process::Runs }));
+            ready.push((id, if has_ended { PeerProcess::HasEnded } else { PeerProcess::Runs }));
         }
     }
     ready

@@ -5,12 +5,11 @@
 //! host and TCP between hosts, and the encodings (`wire`). It shares no lock with the engine, so it is heard while the
 //! engine waits.
 //!
-//! **What the kernel says.** A process that ends, however it ends, has its connections closed by its kernel, and what
-//! it had sent arrives before that. So an end of the stream is a certain loss. A reset is one, too, unless the other
-//! side was suspected already: within a host nothing is lost with it, and between hosts what was sent before the last
-//! heartbeat has arrived. Whatever else ends a connection proves nothing, and it is made again. Children that a process
-//! has forked may keep its connections open; so within a host its end is taken from its pidfd, and between hosts it is
-//! known when an agent, or a member of its host, says so.
+//! **What the end of a connection proves.** Within a host, a process that ends has its connections closed by its
+//! kernel, and what it had sent arrives before that. Children that a process has forked may keep its connections open,
+//! so its pidfd is watched as well. A refused connection is a reason for suspicion only. Between hosts the end of a
+//! connection, closed or reset, proves nothing: the connection is made again, and the member is suspected if it is not
+//! heard soon. Its death is certain when an agent, or a member of its host, says so.
 //!
 //! **Invariant:** silence is judged in awake time (`farandole_transport::awake`): whoever was stopped judges nobody.
 //!
@@ -38,9 +37,9 @@ pub use farandole_plan::membership::{Generation, Introduction, Limits, Loss, Mem
 /// What a simulation drives: an endpoint without its thread, its sockets and its clock. For tests of this crate.
 #[doc(hidden)]
 pub mod simulated {
-    pub use super::connection::Medium;
-    pub use super::endpoint::{Command, Outcome, Shared, State};
-    pub use super::endpoint_core::{After, ConnectionId, EndpointCore, Process};
-    pub use super::network::{Call, MemberChannel, Network};
+    pub use super::connection::MemberMedium;
+    pub use super::endpoint::{BoundaryOutcome, Command, EndpointState, Shared};
+    pub use super::endpoint_core::{After, ConnectionId, EndpointCore, PeerProcess};
+    pub use super::network::{MemberCall, MemberChannel, MemberNetwork, Rule};
     pub use super::wire::Whereabouts;
 }

@@ -8,13 +8,13 @@ use std::io;
 
 use farandole_plan::membership::MemberId;
 
-use super::connection::Medium;
+use super::connection::MemberMedium;
 use super::wire::Whereabouts;
 use crate::channel::{Flushed, Received};
 
 /// Where an endpoint connects, and who it is.
 #[derive(Debug)]
-pub struct Call<'a> {
+pub struct MemberCall<'a> {
     /// Where the other endpoint listens.
     pub place: &'a Whereabouts,
     /// Counts the attempts to reach this endpoint; selects one of its addresses.
@@ -24,21 +24,39 @@ pub struct Call<'a> {
 }
 
 /// Makes channels.
-pub trait Network {
+pub trait MemberNetwork {
     /// One end of a connection.
     type Channel: MemberChannel;
 
     /// Begins to connect.
-    fn dial(&mut self, call: &Call<'_>) -> io::Result<Self::Channel>;
+    fn dial(&mut self, call: &MemberCall<'_>) -> io::Result<Self::Channel>;
 
     /// The next connection that another process has made; `WouldBlock` if none waits.
     fn accept(&mut self) -> io::Result<Self::Channel>;
+
+    /// A rule that the endpoint is to break, for tests of the simulation itself.
+    fn broken_rule(&self) -> Option<Rule> {
+        None
+    }
+}
+
+/// Rules of an endpoint whose violation the simulation must notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// The end of one of two connections to a member may have lost messages.
+    EveryConnectionCounts,
+    /// A message that is not repeated is sent to a member that does not answer.
+    MustArrive,
+    /// A refused connection does not prove a death.
+    RefusalProvesNothing,
+    /// A reset between hosts does not prove a death.
+    ResetProvesNothing,
 }
 
 /// One end of a connection between two endpoints: whole messages, sealed, in order.
 pub trait MemberChannel {
     /// What carries the channel.
-    fn medium(&self) -> Medium;
+    fn medium(&self) -> MemberMedium;
 
     /// Whether the other side has proved that it holds the key.
     fn is_established(&self) -> bool;
@@ -46,12 +64,19 @@ pub trait MemberChannel {
     /// The next message, if it has arrived. An error ends the channel.
     fn receive(&mut self) -> io::Result<Received>;
 
+    /// Says that no more bytes will arrive. An error, if something was cut off.
+    fn finish(&mut self) -> io::Result<()>;
+
     /// Adds a message to the queue. It travels with the next flush after the handshake.
     fn queue(&mut self, message: &[u8]) -> io::Result<()>;
 
     /// Whether the queue holds bytes that can travel.
     fn wants_write(&self) -> bool;
 
-    /// Sends what the connection takes.
+    /// Whether the connection has taken a part of a message whose rest is in the queue. If this process ends now, the
+    /// other side notices that something is missing.
+    fn is_mid_message(&self) -> bool;
+
+    /// Sends what the connection takes. While a message waits in the queue, the last byte of the one before it does.
     fn flush(&mut self) -> io::Result<Flushed>;
 }

@@ -22,7 +22,23 @@ pub(super) enum Packet {
         member: MemberId,
     },
     Message(MemberMessage),
+    /// The sender has lost another connection to the receiver, and what was sent over it. From here on it repeats what
+    /// must not be lost.
+    Again {
+        /// Whether the receiver is to do the same.
+        answer: Answer,
+    },
 }
+
+/// Whether the other side repeats as well what may have been lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Wanted,
+    Given,
+}
+
+/// The first byte of a [`Packet::Again`]; those of messages are lower.
+const AGAIN: u8 = 255;
 
 /// Where an endpoint listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +85,7 @@ impl Packet {
                 put_u64(&mut bytes, member.0);
             }
             Packet::Message(message) => put_message(&mut bytes, message),
+            Packet::Again { answer } => bytes.extend([AGAIN, u8::from(*answer == Answer::Given)]),
         }
         bytes
     }
@@ -77,6 +94,13 @@ impl Packet {
         let mut reader = Reader::new(bytes);
         let packet = match reader.byte()? {
             0 => Packet::Hello { job: JobId::from_text(&reader.text()?)?, member: MemberId(reader.u64()?) },
+            AGAIN => Packet::Again {
+                answer: match reader.byte()? {
+                    0 => Answer::Wanted,
+                    1 => Answer::Given,
+                    _ => return None,
+                },
+            },
             kind => Packet::Message(read_message(kind, &mut reader)?),
         };
         reader.end(packet)
@@ -318,6 +342,7 @@ mod tests {
             ("refused", message(MemberMessage::Refused { base, promised: ballot })),
             ("decided", message(MemberMessage::Decided { generation: generation() })),
             ("leave", message(MemberMessage::Leave)),
+            ("again", Packet::Again { answer: Answer::Given }.encode()),
             ("whereabouts", Whereabouts { host: "höst/1/2".into(), unix_name: "farandole-1".into(), tcp }.encode()),
             ("hello_without_a_job", vec![0; 13]),
             ("endless_list", [&[9][..], &[0; 8], &[255; 4], &[0; 20]].concat()),
@@ -325,11 +350,11 @@ mod tests {
             ("longer_than_it_is", vec![10, 0]),
             ("empty", Vec::new()),
         ];
-        for (name, bytes) in &made[..12] {
+        for (name, bytes) in &made[..13] {
             assert!(Packet::decode(bytes).is_some(), "{name}");
         }
-        assert!(Whereabouts::decode(&made[12].1).is_some());
-        for (name, bytes) in &made[13..17] {
+        assert!(Whereabouts::decode(&made[13].1).is_some());
+        for (name, bytes) in &made[14..18] {
             assert!(Packet::decode(bytes).is_none(), "{name}");
         }
         seeds::replay("membership", &made, check_any_packet);
