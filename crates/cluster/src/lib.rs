@@ -35,6 +35,7 @@ pub mod membership;
 mod peer_listener;
 pub mod publish;
 pub mod rendezvous;
+mod strangers;
 pub mod streaming;
 
 #[cfg(test)]

@@ -18,9 +18,11 @@ use super::{Answer, BlockPeer, HANDSHAKE_PATIENCE, MOST_QUESTION_BYTES, SILENCE,
 use crate::channel::{Channel, ChannelPurpose};
 use crate::launch::Socket;
 use crate::peer_listener::PeerListener;
+use crate::strangers::{MOST_STRANGERS, Stranger, Strangers};
 
-/// The most connections at a time; each is a thread. Ranks that find no room read from storage.
-const MOST_CONNECTIONS: usize = 256;
+/// The most connections at a time, those of strangers included; each is a thread. Ranks that find no room read from
+/// storage.
+const MOST_CONNECTIONS: usize = 256 + MOST_STRANGERS;
 
 /// A connection without a question for so long is closed. Longer than the other side keeps it (`client::IDLE`).
 const IDLE: Duration = Duration::from_secs(60);
@@ -49,13 +51,20 @@ struct Desk {
     stop: Arc<OwnedFd>,
     /// One clone for each connection, besides the one of the server's thread.
     connections: Arc<()>,
+    strangers: Strangers,
 }
 
 impl Server {
     pub(super) fn start(own: &BlockPeer, listeners: Vec<PeerListener>, answer: Answer) -> io::Result<Server> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         listeners.iter().try_for_each(PeerListener::listen)?;
-        let desk = Desk { own: own.clone(), answer, stop: Arc::clone(&stop), connections: Arc::new(()) };
+        let desk = Desk {
+            own: own.clone(),
+            answer,
+            stop: Arc::clone(&stop),
+            connections: Arc::new(()),
+            strangers: Strangers::default(),
+        };
         let thread = std::thread::Builder::new().name("farandole-blocks".to_owned()).stack_size(STACK_BYTES);
         let thread = thread.spawn(move || desk.accept(&listeners))?;
         Ok(Server { stop, thread: Some(thread) })
@@ -87,6 +96,7 @@ impl Desk {
             }
             for (listener, _) in listeners.iter().zip(is_ready).filter(|(_, is_ready)| *is_ready) {
                 match listener.accept() {
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
                     // The one clone besides those of connections is ours.
                     Ok(_) if Arc::strong_count(&self.connections) > MOST_CONNECTIONS => {}
                     Ok(socket) => self.start_connection(socket),
@@ -98,8 +108,9 @@ impl Desk {
 
     fn start_connection(&self, socket: Socket) {
         let desk = self.clone();
+        let Ok(stranger) = self.strangers.enter(&socket) else { return };
         let serve = move || {
-            if let Err(error) = desk.serve(socket) {
+            if let Err(error) = desk.serve(socket, stranger) {
                 log::debug!("a rank that asked for blocks is gone: {error}");
             }
         };
@@ -109,9 +120,10 @@ impl Desk {
         }
     }
 
-    fn serve(&self, socket: Socket) -> io::Result<()> {
+    fn serve(&self, socket: Socket, stranger: Stranger) -> io::Result<()> {
         let deadline = Countdown::new(HANDSHAKE_PATIENCE);
         let channel = Channel::accept(socket, &self.own.key, ChannelPurpose::Blocks, &deadline)?;
+        drop(stranger);
         let mut channel = channel.with_most_bytes(PIECE_BYTES);
         let hello = channel.receive(&deadline)?.as_deref().and_then(Hello::decode);
         if hello.is_none_or(|hello| hello.job != self.own.job) {

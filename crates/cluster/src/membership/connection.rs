@@ -16,6 +16,7 @@ use super::network::{MemberCall, MemberChannel, MemberNetwork, Rule};
 use super::wire::Packet;
 use crate::channel::{ChannelFault, ChannelPurpose, Flushed, Polled, Received};
 use crate::launch::Socket;
+use crate::strangers;
 
 /// The most messages to a member that does not answer: enough that one of them is there when it continues.
 const MOST_UNANSWERED: u32 = 64;
@@ -54,7 +55,13 @@ impl MemberListener {
     fn accept(&self, key: &Key) -> io::Result<MemberSocket> {
         let (socket, medium) = match self {
             MemberListener::Tcp(listener) => (Socket::from_tcp(listener.accept()?.0)?, MemberMedium::Tcp),
-            MemberListener::Unix(listener) => (Socket::from(listener.accept()?.0), MemberMedium::Unix),
+            MemberListener::Unix(listener) => {
+                let socket = Socket::from(listener.accept()?.0);
+                if !strangers::is_trusted(&socket) {
+                    return Err(io::ErrorKind::PermissionDenied.into());
+                }
+                (socket, MemberMedium::Unix)
+            }
         };
         let process = process_behind(&socket, medium);
         let channel = Polled::accept(socket, key, ChannelPurpose::Membership)?;
@@ -215,6 +222,11 @@ impl<C: MemberChannel> Connection<C> {
     pub(super) fn is_shaking_hands(&self) -> bool {
         let has_said_enough = self.peer().is_some() || self.channel.medium() == MemberMedium::Unix;
         !(self.channel.is_established() && has_said_enough)
+    }
+
+    /// Whether the other side has connected and has not proved that it holds the key.
+    pub(super) fn is_stranger(&self) -> bool {
+        self.dialed.is_none() && !self.channel.is_established()
     }
 
     /// The other side was heard.

@@ -22,6 +22,7 @@ use super::wire::Whereabouts;
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
+use crate::strangers::MOST_STRANGERS;
 
 /// The thread reads, seals and calls back; the largest thing on its stack is a read buffer of 8 KB.
 const STACK_BYTES: usize = 256 << 10;
@@ -186,8 +187,8 @@ impl Endpoint {
             let listening = |error| Error::local(format!("listening for members at {at}"), error);
             listeners.push(MemberListener::tcp(*at).map_err(listening)?);
         }
-        // Each other member takes a connection and, on this host, a pidfd.
-        let descriptors = 2 * options.limits.max_members.min(MOST_RESERVED) as u64;
+        // Each other member, and each stranger, takes a connection and, on this host, a pidfd.
+        let descriptors = 2 * (options.limits.max_members.min(MOST_RESERVED) + MOST_STRANGERS) as u64;
         if let Err(error) = make_room(descriptors, || "the connections of an elastic job's members".into()) {
             log::warn!("{error}");
         }

@@ -31,7 +31,8 @@ pub trait MemberNetwork {
     /// Begins to connect.
     fn dial(&mut self, call: &MemberCall<'_>) -> io::Result<Self::Channel>;
 
-    /// The next connection that another process has made; `WouldBlock` if none waits.
+    /// The next connection that another process has made; `WouldBlock` if none waits, `PermissionDenied` if it was
+    /// turned away.
     fn accept(&mut self) -> io::Result<Self::Channel>;
 
     /// A rule that the endpoint is to break, for tests of the simulation itself.

@@ -8,8 +8,8 @@
 //! no member's silence and no connection's timeout comes nearer.
 //!
 //! **Invariant:** only the poll blocks. An unauthenticated connection costs one descriptor for [`HANDSHAKE_TIMEOUT`]
-//! and 64 bytes; beyond [`MOST_HANDSHAKES`] the oldest one is dropped, so that a rank, which needs one round trip,
-//! gets in.
+//! and 64 bytes; beyond [`strangers::MOST_STRANGERS`] the oldest one is dropped, so that a rank, which needs one round
+//! trip, gets in.
 
 mod elastic;
 mod silence;
@@ -35,12 +35,10 @@ use crate::environment;
 use crate::failure_notice::{FailureKind, FailureNotice};
 use crate::live::{JobState, LiveState};
 use crate::mailbox::Mailbox;
+use crate::strangers;
 
 /// An honest rank needs one round trip to arrive; on a crowded machine it may lose the processor for a second.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Connections in the handshake at once.
-const MOST_HANDSHAKES: usize = 256;
 
 /// How long a connection has to read its last message, and members to leave when the server closes.
 const PARTING_PATIENCE: Duration = Duration::from_millis(500);
@@ -237,6 +235,7 @@ impl ServerLoop {
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => self.welcome(stream, now),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {
                     self.accept_again = Some(now + ACCEPT_PAUSE);
@@ -253,11 +252,7 @@ impl ServerLoop {
             Size::Elastic => MOST_ENTRY_BYTES,
         };
         let channel = channel.with_most_bytes(most_bytes);
-        let shaking = |connection: &&Connection| matches!(connection.stage, Stage::Handshake { .. });
-        if self.connections.values().filter(shaking).count() >= MOST_HANDSHAKES {
-            let oldest = self.connections.iter().find(|(_, connection)| shaking(connection)).map(|(id, _)| *id);
-            oldest.and_then(|id| self.connections.remove(&id));
-        }
+        strangers::make_room(&mut self.connections, |one| matches!(one.stage, Stage::Handshake { .. }));
         self.connections
             .insert(self.next_id, Connection { channel, stage: Stage::Handshake { until: now + HANDSHAKE_TIMEOUT } });
         self.next_id += 1;

@@ -14,6 +14,7 @@ use super::super::network::{MemberCall, MemberChannel, MemberNetwork, Rule};
 use super::super::wire::{Answer, Packet, Whereabouts};
 use super::{ConnectionId, EndpointCore, HANDSHAKE_TIMEOUT};
 use crate::channel::Received;
+use crate::strangers::{MOST_STRANGERS, make_room};
 
 /// Between attempts to connect to somebody: soon enough for one that is just starting, and no burden.
 pub(super) const DIAL_PAUSE: Duration = Duration::from_millis(100);
@@ -27,9 +28,14 @@ impl<N: MemberNetwork> EndpointCore<N> {
             return;
         }
         self.accept_again = None;
-        loop {
+        // Callers that arrive faster than they are accepted do not keep the loop from its members.
+        for _ in 0..MOST_STRANGERS {
             match self.network.accept() {
-                Ok(channel) => self.add(channel, None, now),
+                Ok(channel) => {
+                    make_room(&mut self.connections, Connection::is_stranger);
+                    self.add(channel, None, now);
+                }
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {
                     self.accept_again = Some(now + ACCEPT_PAUSE);

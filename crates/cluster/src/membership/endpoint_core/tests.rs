@@ -13,6 +13,7 @@ use super::super::wire::{Answer, Packet, Whereabouts};
 use super::links::DIAL_PAUSE;
 use super::*;
 use crate::channel::{ChannelFault, Flushed};
+use crate::strangers::MOST_STRANGERS;
 
 /// A connection as the script sees it.
 #[derive(Debug)]
@@ -168,6 +169,23 @@ impl Bench {
     fn notices(&self) -> Vec<(u64, Loss)> {
         self.shared.state().notices.iter().map(|notice| (notice.member.0, notice.loss)).collect()
     }
+}
+
+#[test]
+fn strangers_took_all_descriptors_and_kept_members_out() {
+    let mut bench = Bench::new(0, 2, Script::default());
+    for _ in 0..3 * MOST_STRANGERS {
+        let stranger = wire(MemberMedium::Unix);
+        stranger.borrow_mut().is_established = false;
+        bench.core.network.calling.push_back(stranger);
+        if bench.core.network.calling.len() == 100 {
+            bench.tell(Vec::new());
+        }
+    }
+    bench.tell(Vec::new());
+    let member = bench.connect(1, MemberMedium::Unix);
+    assert!(taken(&member).contains(&heartbeat()), "a member gets in");
+    assert!(bench.core.connections().count() <= MOST_STRANGERS + 1);
 }
 
 fn heartbeat() -> Packet {
