@@ -5,6 +5,7 @@ use std::time::Duration;
 use farandole_cluster::membership::Limits;
 
 use super::channel::SimulatedKind;
+use super::disk::DiskFaults;
 use super::kernel::{MILLISECOND, Weather};
 use super::random::Random;
 use super::world::{BEAT, SILENCE};
@@ -69,6 +70,9 @@ pub(crate) struct Plan {
     pub(crate) reported: u64,
     /// The longest that such a report takes.
     pub(crate) report_delay: u64,
+    pub(crate) disk: DiskFaults,
+    /// When all hosts lose their power, if they do; nothing is simulated after that.
+    pub(crate) power_cut: Option<u64>,
 }
 
 /// When the last fault begins.
@@ -115,9 +119,11 @@ fn one_host(members: usize, min_members: usize, faults: Vec<(u64, Fault)>, chann
         limits: Limits { min_members, max_members: 4, silence: Some(Duration::from_micros(SILENCE)) },
         faults,
         quiet_from,
-        weather: Weather { slowest, buffer_bytes, lost_process_ends: 0, channels, broken: None },
+        weather: Weather { slowest, buffer_bytes, lost_process_ends: 0, heirs: 0, channels, broken: None },
         reported: 0,
         report_delay: 1,
+        disk: DiskFaults { slowest_sync: MILLISECOND, room: usize::MAX, lost_writes: 0, ignores_syncs: false },
+        power_cut: None,
     }
 }
 
@@ -149,6 +155,7 @@ fn any_job(menu: Menu, channels: SimulatedKind, random: &mut Random) -> Plan {
         slowest: if menu == Menu::Deaths { BEAT } else { SILENCE },
         buffer_bytes,
         lost_process_ends: if random.below(4) == 0 { 128 } else { 0 },
+        heirs: if random.below(4) == 0 { 128 } else { 0 },
         channels,
         broken: None,
     };
@@ -159,6 +166,13 @@ fn any_job(menu: Menu, channels: SimulatedKind, random: &mut Random) -> Plan {
         weather,
         reported: [0, 200, 256][random.below(3) as usize],
         report_delay: [10 * MILLISECOND, SILENCE][random.below(2) as usize],
+        disk: DiskFaults {
+            slowest_sync: [5 * MILLISECOND, SILENCE, 2 * SILENCE][random.below(3) as usize],
+            room: if random.below(4) == 0 { 10_000 + random.below(20_000) as usize } else { usize::MAX },
+            lost_writes: if random.below(8) == 0 { 8 } else { 0 },
+            ignores_syncs: false,
+        },
+        power_cut: (random.below(4) == 0).then(|| random.below(FAULTS_END + 4 * SILENCE)),
         hosts,
     }
 }

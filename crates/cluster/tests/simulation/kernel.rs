@@ -84,6 +84,8 @@ struct Process {
     /// Set for a process that is killed within a turn: writes that still leave it.
     writes_left: Option<u32>,
     refuses: bool,
+    /// Its children have its connections and keep them open.
+    has_heirs: bool,
 }
 
 /// All kernels and the network.
@@ -110,6 +112,8 @@ pub(crate) struct Weather {
     pub(crate) buffer_bytes: usize,
     /// Of 256 ends of processes, as many are not seen by pidfd.
     pub(crate) lost_process_ends: u64,
+    /// Of 256 killed processes, as many have children that keep their connections open.
+    pub(crate) heirs: u64,
     pub(crate) channels: SimulatedKind,
     /// The rule that all endpoints break.
     pub(crate) broken: Option<Rule>,
@@ -127,7 +131,14 @@ impl Kernel {
 
     pub(crate) fn spawn(&mut self, host: usize) -> usize {
         let backlog = VecDeque::new();
-        self.processes.push(Process { host, is_alive: true, backlog, writes_left: None, refuses: false });
+        self.processes.push(Process {
+            host,
+            is_alive: true,
+            backlog,
+            writes_left: None,
+            refuses: false,
+            has_heirs: false,
+        });
         self.processes.len() - 1
     }
 
@@ -146,6 +157,11 @@ impl Kernel {
 
     pub(crate) fn set_refuses(&mut self, node: usize, refuses: bool) {
         self.processes[node].refuses = refuses;
+    }
+
+    /// The process is about to be killed. Its children may keep its connections open.
+    pub(crate) fn leave_to_heirs(&mut self, node: usize) {
+        self.processes[node].has_heirs = self.random.below(256) < self.weather.heirs;
     }
 
     /// The process has ended. Its sockets are closed by their owner.
@@ -395,13 +411,17 @@ impl Kernel {
     }
 
     fn close(&mut self, connection: usize, side: Side) {
-        let [this, other] = self.ends(connection, side);
+        let [this, _] = self.ends(connection, side);
         let has_unread = !this.readable.is_empty();
         (this.is_open, this.readable) = (false, VecDeque::new());
         if this.fault.is_some() {
             return;
         }
-        other.unread_bytes = 0;
+        let node = this.node;
+        if self.processes[node].has_heirs {
+            return;
+        }
+        self.ends(connection, side)[1].unread_bytes = 0;
         self.send(connection, 1 - side, if has_unread { Packet::Reset } else { Packet::End });
     }
 

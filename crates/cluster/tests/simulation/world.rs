@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::LazyLock;
@@ -11,6 +11,7 @@ use std::time::Instant;
 use farandole_cluster::membership::simulated::{BoundaryOutcome, Command, MemberMedium};
 use farandole_cluster::membership::{Generation, Introduction, Loss};
 
+use super::disk::{DiskState, Publishing, SharedDisk};
 use super::faults::{Fault, Plan};
 use super::kernel::{self, Delivery, Kernel, MILLISECOND};
 use super::node::{Doing, Learned, Node, member};
@@ -56,6 +57,10 @@ enum Event {
     Step {
         generation: u64,
     },
+    /// A call of a process to the disk may be ready.
+    Disk {
+        node: usize,
+    },
     /// A process is told by its agent what was seen of another one.
     Report {
         node: usize,
@@ -81,6 +86,9 @@ pub(crate) struct World {
     is_verbose: bool,
     /// The last generation for which steps are scheduled.
     stepping: u64,
+    pub(crate) disk: SharedDisk,
+    /// Publications in flight, by process.
+    publishing: BTreeMap<usize, Publishing>,
 }
 
 impl World {
@@ -88,6 +96,7 @@ impl World {
         let seed = random.next();
         let kernel = Rc::new(RefCell::new(Kernel::new(plan.weather, Random::new(seed))));
         let nodes = plan.hosts.iter().map(|host| Node::new(&kernel, *host, plan.limits, *BASE)).collect();
+        let disk = Rc::new(RefCell::new(DiskState::new(plan.disk, Random::new(random.next()))));
         let mut world = World {
             now: 0,
             nodes,
@@ -99,6 +108,8 @@ impl World {
             quiet: false,
             is_verbose,
             stepping: 0,
+            disk,
+            publishing: BTreeMap::new(),
             plan,
         };
         world.found();
@@ -136,6 +147,7 @@ impl World {
         let event = self.events[number as usize].take().expect("every event happens once");
         self.now = when;
         self.kernel.borrow_mut().now = when;
+        self.disk.borrow_mut().now = when;
         self.witness.note(when, number);
         self.happen(event);
         self.collect();
@@ -167,6 +179,10 @@ impl World {
         for (when, delivery) in sent {
             self.at(when.max(self.now), Event::Delivery(delivery));
         }
+        let due = std::mem::take(&mut self.disk.borrow_mut().due);
+        for (when, node) in due {
+            self.at(when.max(self.now), Event::Disk { node });
+        }
         for node in woken {
             let soon = self.random.below(SCHEDULING);
             self.wake(node, soon);
@@ -193,6 +209,7 @@ impl World {
             }
             Event::Look { node } => self.look(node),
             Event::Step { generation } => self.train(generation),
+            Event::Disk { node } => self.write(node),
             Event::Report { node, about, loss } => {
                 let cause = "its agent says so".to_owned();
                 self.command(node, Command::Report { member: member(about), loss, cause });
@@ -345,6 +362,7 @@ impl World {
         }
         self.nodes[node].alive = false;
         self.witness.note(node as u64, 1);
+        self.kernel.borrow_mut().leave_to_heirs(node);
         self.report_death(node);
         self.close(node);
     }
@@ -362,6 +380,7 @@ impl World {
     fn close(&mut self, node: usize) {
         self.break_engines(node);
         drop(self.nodes[node].core.take());
+        self.publishing.remove(&node);
         self.kernel.borrow_mut().end(node);
         self.collect();
     }
@@ -381,10 +400,40 @@ impl World {
         if std::mem::take(&mut self.nodes[node].stopped) {
             self.nodes[node].wake_at = u64::MAX;
             self.wake(node, 0);
+            self.write(node);
             if self.nodes[node].doing == Doing::Training {
                 self.schedule_look(node);
             }
         }
+    }
+
+    /// Continues the publication of a process.
+    fn write(&mut self, node: usize) {
+        let Some(publishing) = self.publishing.get_mut(&node).filter(|_| self.nodes[node].is_awake()) else { return };
+        let process = &self.nodes[node];
+        let works = process.doing == Doing::Training && process.number() == publishing.token.generation;
+        publishing.may_publish.set(works);
+        if publishing.poll() {
+            let token = publishing.token;
+            self.publishing.remove(&node);
+            self.say(|| format!("{node} has published {token}, or failed"));
+        }
+    }
+
+    /// The first rank publishes its state now and then.
+    fn publish(&mut self, node: usize, generation: &Generation) {
+        let is_first = generation.ids().next() == Some(member(node));
+        if is_first && !self.publishing.contains_key(&node) && self.random.below(3) == 0 {
+            let publishing = Publishing::begin(&self.disk, node, generation.number, self.nodes[node].learned);
+            self.publishing.insert(node, publishing);
+            self.write(node);
+        }
+    }
+
+    /// All processes are killed, and the disk loses what was not synced.
+    pub(crate) fn cut_power(&mut self) {
+        self.publishing.clear();
+        self.disk.borrow_mut().cut_power();
     }
 
     fn join(&mut self) {
@@ -478,6 +527,8 @@ impl World {
             if is_whole || self.random.below(2) == 0 {
                 self.nodes[id].learned = before.step(&generation);
                 self.witness.learned(id, before, &generation, &self.nodes);
+                self.disk.borrow_mut().reach(number, self.nodes[id].learned);
+                self.publish(id, &generation);
             }
             if !is_whole {
                 let soon = self.random.below(20 * MILLISECOND);
