@@ -9,8 +9,10 @@ use std::time::Instant;
 
 use farandole_plan::membership::{LossEvidence, MemberId, MemberMessage};
 use farandole_transport::Key;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::time::Timespec;
 
 use super::wire::{Packet, Whereabouts};
 use crate::channel::{ChannelFault, ChannelPurpose, Flushed, Polled};
@@ -54,7 +56,7 @@ impl MemberListener {
         };
         let process = process_behind(&socket, medium);
         let channel = Polled::accept(socket, key, ChannelPurpose::Membership)?;
-        Ok(Connection { channel, medium, process, dialed: None, stage: Stage::Handshake, began: None, unanswered: 0 })
+        Ok(Connection { channel, process, dialed: None, stage: Stage::Handshake, began: None, unanswered: 0 })
     }
 }
 
@@ -93,7 +95,6 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) channel: Polled<Socket>,
-    pub(super) medium: Medium,
     /// The process at the other end, if it is on this host: readable when it has ended. Its children may have inherited
     /// the connection (whoever forks without `exec` does that), and keep it open.
     pub(super) process: Option<OwnedFd>,
@@ -128,7 +129,7 @@ impl Connection {
         // Only the lower half fits the opening of a channel; the hello has the whole number.
         let channel = Polled::connect(socket, key, ChannelPurpose::Membership, me.0 as u32)?;
         let (dialed, stage) = (Some(target), Stage::Handshake);
-        Ok(Connection { channel, medium, process, dialed, stage, began: None, unanswered: 0 })
+        Ok(Connection { channel, process, dialed, stage, began: None, unanswered: 0 })
     }
 
     pub(super) fn peer(&self) -> Option<MemberId> {
@@ -146,7 +147,7 @@ impl Connection {
     /// Sends a message as far as the socket takes it. What is repeated anyway is not piled up for somebody who does not
     /// listen.
     pub(super) fn send(&mut self, message: MemberMessage) {
-        let must_arrive = matches!(message, MemberMessage::LeftOut { .. } | MemberMessage::Leave);
+        let must_arrive = matches!(message, MemberMessage::LeftOut { .. } | MemberMessage::Leave(_));
         if self.unanswered < MOST_UNANSWERED || must_arrive {
             self.unanswered += 1;
             self.put(&Packet::Message(message));
@@ -164,22 +165,42 @@ impl Connection {
     }
 }
 
-/// What the end of a connection to a known member means, and in which words. `suspected`: nothing was heard of it for
-/// too long.
-pub(super) fn judge_end(medium: Medium, end: Result<(), &io::Error>, suspected: bool) -> (LossEvidence, String) {
-    let Err(error) = end else {
-        return (LossEvidence::Ended, "its process has ended: its connection was closed".into());
-    };
-    let evidence =
-        match (ChannelFault::of(error), error.kind()) {
-            (Some(ChannelFault::Truncated), _) => LossEvidence::Dead,
-            (None, io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
-                if suspected && medium == Medium::Tcp { LossEvidence::Broken } else { LossEvidence::Ended }
+/// How a connection to a known member has ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ConnectionEnd<'a> {
+    /// The kernel says that the process at the other end has ended, and the stream was read to its end.
+    Process,
+    /// In order.
+    Closed,
+    Failed(&'a io::Error),
+}
+
+impl ConnectionEnd<'_> {
+    /// Whether all that was sent over a Unix socket was received: within a host a reset loses nothing.
+    pub(super) fn is_complete(self) -> bool {
+        match self {
+            ConnectionEnd::Process | ConnectionEnd::Closed => true,
+            ConnectionEnd::Failed(error) => {
+                let is_reset = matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
+                ChannelFault::of(error).is_none() && is_reset
             }
-            _ => LossEvidence::Broken,
-        };
-    let what = if evidence == LossEvidence::Broken { "its connection broke" } else { "its process has ended" };
-    (evidence, format!("{what}: {error}"))
+        }
+    }
+}
+
+/// What the end of a connection proves about the process at its other end, and in which words.
+pub(super) fn judge_end(end: ConnectionEnd<'_>) -> (LossEvidence, String) {
+    match end {
+        ConnectionEnd::Process => (LossEvidence::Ended, "its process has ended".into()),
+        ConnectionEnd::Closed => (LossEvidence::Broken, "its connection was closed".into()),
+        ConnectionEnd::Failed(error) => (LossEvidence::Broken, format!("its connection broke: {error}")),
+    }
+}
+
+/// Whether a process has ended.
+pub(super) fn has_ended(process: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// The process at the other end of a Unix socket. `None` where the kernel does not say, as across namespaces.
@@ -206,5 +227,32 @@ fn dial_tcp(address: SocketAddr) -> io::Result<Socket> {
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Socket::from_tcp(TcpStream::from(socket)),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reset, or a FIN, between two hosts counted as the end of the process.
+    #[test]
+    fn only_the_kernel_of_the_same_host_proves_an_end() {
+        assert_eq!(judge_end(ConnectionEnd::Process).0, LossEvidence::Ended);
+        assert_eq!(judge_end(ConnectionEnd::Closed).0, LossEvidence::Broken);
+        for kind in [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe, io::ErrorKind::TimedOut] {
+            let error = io::Error::from(kind);
+            assert_eq!(judge_end(ConnectionEnd::Failed(&error)).0, LossEvidence::Broken, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_seen_to_end() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        assert!(!has_ended(&process));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(has_ended(&process));
     }
 }

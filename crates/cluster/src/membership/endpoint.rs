@@ -11,12 +11,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farandole_plan::membership::{Generation, Introduction, Limits, Loss, MemberId, Waiting};
+use farandole_plan::membership::{Generation, Introduction, Limits, Loss, LossEvidence, MemberId, Waiting};
 use farandole_transport::descriptors::make_room;
 use farandole_transport::{Countdown, JobId, Key};
 
 use super::connection::MemberListener;
 use super::endpoint_loop::{EndpointLoop, GOODBYE_PATIENCE};
+use super::vote_file::decode_votes;
 use super::wire::Whereabouts;
 use crate::environment;
 use crate::error::{Error, Result};
@@ -43,12 +44,15 @@ pub struct EndpointOptions {
     pub limits: Limits,
     /// The folder in which this member's decisions are recorded, if they are.
     pub record_in: Option<PathBuf>,
+    /// The descriptor of the file in which it records its votes for its agent, if it has one.
+    pub votes_in: Option<u32>,
 }
 
 impl EndpointOptions {
     /// For a job on this host.
     pub fn new(key: Key, job: JobId, limits: Limits) -> EndpointOptions {
-        EndpointOptions { key, job, host: environment::this_host(), listen_at: Vec::new(), limits, record_in: None }
+        let (host, listen_at) = (environment::this_host(), Vec::new());
+        EndpointOptions { key, job, host, listen_at, limits, record_in: None, votes_in: None }
     }
 }
 
@@ -96,12 +100,14 @@ pub(super) enum Command {
     Join { me: MemberId, seeds: Vec<Vec<u8>> },
     Come(Vec<u8>),
     GiveUp,
-    Report { member: MemberId, loss: Loss, cause: String },
+    Report { member: MemberId, evidence: LossEvidence, cause: String },
+    Witness(Vec<u8>),
     Leave,
 }
 
 type OnLoss = Box<dyn Fn(&LossNotice) + Send>;
 type OnBoundary = Box<dyn Fn(u64, MemberId) + Send>;
+type OnQuestion = Box<dyn Fn(Vec<u8>) + Send>;
 
 /// What the endpoint's thread and the handle share.
 #[derive(Default)]
@@ -128,6 +134,7 @@ pub(super) struct State {
     /// Who was first at the boundary of which generation, as far as this process was told.
     called: Option<(u64, MemberId)>,
     on_boundary: Option<OnBoundary>,
+    on_question: Option<OnQuestion>,
     /// Set when the thread has ended.
     pub(super) over: bool,
 }
@@ -176,15 +183,24 @@ impl Endpoint {
     }
 
     /// Begins as a member of the first generation, whose members, with what they bring along and their contacts, are
-    /// known to all of them in the same order.
+    /// known to all of them in the same order. The job has no witness.
     pub fn found(&self, me: MemberId, members: Vec<(MemberId, Vec<u8>, Vec<u8>)>) -> Arc<Generation> {
+        self.found_as(me, members, false)
+    }
+
+    /// The same in a job whose launcher is the witness. All members begin in the same way.
+    pub fn found_with_witness(&self, me: MemberId, members: Vec<(MemberId, Vec<u8>, Vec<u8>)>) -> Arc<Generation> {
+        self.found_as(me, members, true)
+    }
+
+    fn found_as(&self, me: MemberId, members: Vec<(MemberId, Vec<u8>, Vec<u8>)>, witness: bool) -> Arc<Generation> {
         let introduce = |(id, payload, contact): (MemberId, Vec<u8>, Vec<u8>)| Introduction {
             id,
             contact: contact.into(),
             payload: payload.into(),
         };
         let members = members.into_iter().map(introduce).collect();
-        let generation = Arc::new(Generation { number: 1, members, left_out: Vec::new() });
+        let generation = Arc::new(Generation { number: 1, members, left_out: Vec::new(), witness });
         assert!(generation.contains(me), "invariant: whoever founds a generation is in it");
         self.shared.enter(Arc::clone(&generation));
         self.commands.post(Command::Found { me, generation: Arc::clone(&generation) });
@@ -195,8 +211,9 @@ impl Endpoint {
     /// members, as far as known. Whoever was evicted can come back so, with a number that nobody has had.
     pub fn join(&self, me: MemberId, seeds: Vec<Vec<u8>>) {
         self.shared.change(|state| {
-            let (on_loss, on_boundary) = (state.on_loss.take(), state.on_boundary.take());
-            *state = State { on_loss, on_boundary, ..State::default() };
+            let callbacks = (state.on_loss.take(), state.on_boundary.take(), state.on_question.take());
+            let (on_loss, on_boundary, on_question) = callbacks;
+            *state = State { on_loss, on_boundary, on_question, ..State::default() };
         });
         self.commands.post(Command::Join { me, seeds });
     }
@@ -254,7 +271,25 @@ impl Endpoint {
     /// Says that somebody else has noticed a loss: certain, if its process was seen to end; suspected, if somebody has
     /// trouble with it. A suspect that is heard of within two heartbeats is none.
     pub fn report(&self, member: MemberId, loss: Loss, cause: impl Into<String>) {
-        self.commands.post(Command::Report { member, loss, cause: cause.into() });
+        let evidence = if loss == Loss::Certain { LossEvidence::Dead } else { LossEvidence::Doubted };
+        self.commands.post(Command::Report { member, evidence, cause: cause.into() });
+    }
+
+    /// Says that an agent has reaped the process of a member, and what it has read in its vote file.
+    pub fn report_reaped(&self, member: MemberId, votes: &[u8], cause: impl Into<String>) {
+        let evidence = decode_votes(votes).map_or(LossEvidence::Dead, LossEvidence::Reaped);
+        self.commands.post(Command::Report { member, evidence, cause: cause.into() });
+    }
+
+    /// Calls back with each question to the witness, on the endpoint's thread, under the rules of
+    /// [`Endpoint::on_loss`]. Questions that get no answer are repeated.
+    pub fn on_question(&self, callback: impl Fn(Vec<u8>) + Send + 'static) {
+        self.shared.state().on_question = Some(Box::new(callback));
+    }
+
+    /// The witness has answered.
+    pub fn hear_witness(&self, answer: Vec<u8>) {
+        self.commands.post(Command::Witness(answer));
     }
 
     /// Calls back when a member of the current generation is lost, or this process is evicted: on the endpoint's
@@ -350,6 +385,12 @@ impl Shared {
         self.change(|state| {
             state.outcome.get_or_insert(Outcome::GaveUp);
         });
+    }
+
+    pub(super) fn ask_witness(&self, question: Vec<u8>) {
+        if let Some(on_question) = &self.state().on_question {
+            on_question(question);
+        }
     }
 
     pub(super) fn call(&self, generation: u64, by: MemberId) {

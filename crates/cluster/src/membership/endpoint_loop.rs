@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,10 +22,11 @@ use farandole_plan::membership::{
 use farandole_transport::AwakeClock;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::connection::{Connection, MemberListener, Stage, Target, judge_end};
+use super::connection::{Connection, ConnectionEnd, MemberListener, Stage, Target, has_ended, judge_end};
 use super::endpoint::{Command, EndpointOptions, LossNotice, Outcome, Shared};
 use super::record::{self, Recorder};
-use super::wire::{Packet, Whereabouts};
+use super::vote_file::VoteFile;
+use super::wire::{Packet, Whereabouts, decode_answer, encode_request};
 use crate::channel::Received;
 use crate::mailbox::Mailbox;
 
@@ -57,6 +59,7 @@ pub(super) struct EndpointLoop {
     began: Instant,
     machine: Option<Membership>,
     recorder: Option<Recorder>,
+    votes: Option<VoteFile>,
     seeds: Vec<Vec<u8>>,
     connections: BTreeMap<ConnectionId, Connection>,
     next_id: ConnectionId,
@@ -65,6 +68,8 @@ pub(super) struct EndpointLoop {
     /// When to look whom to dial; `None` while everybody is connected.
     next_dial: Option<Instant>,
     accept_again: Option<Instant>,
+    /// Members of this host whose stream was read to its end, and whose process the kernel has not reported yet.
+    ending: Vec<(MemberId, OwnedFd)>,
 }
 
 /// What is known of the process at the other end of a connection.
@@ -107,6 +112,8 @@ impl EndpointLoop {
             began: Instant::now(),
             machine: None,
             recorder: None,
+            votes: None,
+            ending: Vec::new(),
             seeds: Vec::new(),
             connections: BTreeMap::new(),
             next_id: 0,
@@ -133,9 +140,10 @@ impl EndpointLoop {
                     self.attend(connection, now);
                     if process == Process::HasEnded {
                         // All that it had sent was there before.
-                        self.part(connection, Ok(()), now);
+                        self.part(connection, ConnectionEnd::Process, now);
                     }
                 }
+                self.look_at_endings(now);
                 self.look_at_clocks(now);
                 if self.next_dial.is_some_and(|next| next <= now) {
                     self.next_dial = self.dial(now);
@@ -168,7 +176,8 @@ impl EndpointLoop {
             PollFd::from_borrowed_fd(connection.channel.fd(), PollFlags::IN | writing)
         }));
         let processes = self.connections.values().filter_map(|connection| connection.process.as_ref());
-        fds.extend(processes.map(|process| PollFd::new(process, PollFlags::IN)));
+        let ending = self.ending.iter().map(|(_, process)| process);
+        fds.extend(processes.chain(ending).map(|process| PollFd::new(process, PollFlags::IN)));
         // A millisecond more, lest the loop turns several times just before something is due.
         let timeout = (at_most + Duration::from_millis(1)).try_into().ok();
         if poll(&mut fds, timeout.as_ref()).is_err() {
@@ -204,10 +213,11 @@ impl EndpointLoop {
                     }
                 }
                 Command::GiveUp => self.give_up(now),
-                Command::Report { member, loss, cause } => {
-                    let evidence = if loss == Loss::Certain { LossEvidence::Dead } else { LossEvidence::Doubted };
-                    self.learn(member, evidence, &cause, now);
-                }
+                Command::Report { member, evidence, cause } => self.learn(member, evidence, &cause, now),
+                Command::Witness(answer) => match decode_answer(&answer) {
+                    Some(answer) => self.drive(now, MembershipInput::HearWitness(answer)),
+                    None => log::warn!("the launcher's answer has another form: install the same farandole everywhere"),
+                },
                 Command::Leave => {
                     self.drive(now, MembershipInput::Leave);
                     return After::Nothing;
@@ -221,6 +231,7 @@ impl EndpointLoop {
     fn begin(&mut self, me: MemberId, start: MembershipStart, seeds: Vec<Vec<u8>>, now: Instant) {
         let time = self.time(now);
         self.connections.clear();
+        self.ending.clear();
         self.dialed.clear();
         let create = |folder: &PathBuf| {
             let folder_name = folder.display();
@@ -230,6 +241,10 @@ impl EndpointLoop {
         };
         self.recorder = self.options.record_in.as_ref().and_then(create);
         self.record(|| record::encode_start(time, &start));
+        let open = |descriptor| {
+            VoteFile::open(descriptor, me).map_err(|error| log::warn!("votes are not recorded: {error}")).ok()
+        };
+        self.votes = self.options.votes_in.and_then(open);
         (self.machine, self.seeds, self.next_dial) = (Some(start.begin(time)), seeds, Some(now));
     }
 
@@ -281,6 +296,13 @@ impl EndpointLoop {
 
     fn carry_out(&mut self, effect: MembershipEffect, generation_before: u64) {
         match effect {
+            MembershipEffect::Record(record) => {
+                if let Some(Err(error)) = self.votes.as_mut().map(|votes| votes.record(&record)) {
+                    log::warn!("votes are not recorded any more: {error}");
+                    self.votes = None;
+                }
+            }
+            MembershipEffect::AskWitness(request) => self.shared.ask_witness(encode_request(&request)),
             MembershipEffect::Send { to, message } => self.send(to, message),
             MembershipEffect::Lost { member, loss, cause } => {
                 let Some(generation) = self.machine.as_ref().map(|machine| Arc::clone(machine.generation())) else {
@@ -384,23 +406,12 @@ impl EndpointLoop {
                 log::warn!("the contact of a member has another form: install the same farandole everywhere");
                 continue;
             };
-            let is_here = place.host == self.options.host;
             match Connection::dial(&place, &self.options.host, attempt, &self.options.key, me, target) {
                 Ok(connection) => self.add(connection, now),
-                // Nobody listens where a member of this host should: its process has ended. From farther away that
-                // would prove nothing.
-                Err(error) if is_here && error.kind() == io::ErrorKind::ConnectionRefused => self.bury(target, now),
                 Err(error) => log::debug!("{target:?} cannot be called: {error}"),
             }
         }
         next
-    }
-
-    fn bury(&mut self, target: Target, now: Instant) {
-        let cause = "its process has ended: nobody listens at its address";
-        if let Target::Member(member) = target {
-            self.learn(member, LossEvidence::Dead, cause, now);
-        }
     }
 
     /// Receives all pending messages of a connection, and sends what waits.
@@ -412,8 +423,8 @@ impl EndpointLoop {
                     connection.flush();
                     return;
                 }
-                Ok(Received::Closed) => self.part(id, Ok(()), now),
-                Err(error) => self.part(id, Err(&error), now),
+                Ok(Received::Closed) => self.part(id, ConnectionEnd::Closed, now),
+                Err(error) => self.part(id, ConnectionEnd::Failed(&error), now),
             }
         }
     }
@@ -425,6 +436,10 @@ impl EndpointLoop {
         match (connection.stage, Packet::decode(message)) {
             (Stage::Handshake, Some(Packet::Hello { job: theirs, member })) if theirs == job => {
                 connection.stage = Stage::Known(member);
+                if self.ending.extract_if(.., |(ending, _)| *ending == member).count() > 0 {
+                    // It lives, and what it said while it was not connected is lost.
+                    self.learn(member, LossEvidence::Broken, "its connection was closed", now);
+                }
                 self.drive(now, MembershipInput::Meet(member));
             }
             (Stage::Known(member), Some(Packet::Message(message))) => {
@@ -439,24 +454,44 @@ impl EndpointLoop {
     }
 
     /// A connection has ended.
-    fn part(&mut self, id: ConnectionId, end: Result<(), &io::Error>, now: Instant) {
+    fn part(&mut self, id: ConnectionId, end: ConnectionEnd<'_>, now: Instant) {
         let Some(connection) = self.connections.remove(&id) else { return };
         self.next_dial = Some(now);
         match connection.stage {
             Stage::Handshake => {
-                if let (Some(target), Err(error)) = (connection.dialed, end) {
+                if let (Some(target), ConnectionEnd::Failed(error)) = (connection.dialed, end) {
                     log::debug!("a connection to {target:?} failed: {error}");
                     self.shared.change(|state| state.obstacle = Some(error.to_string()));
                 }
             }
             Stage::Known(member) => {
-                if self.connections.values().any(|other| other.peer() == Some(member)) {
-                    return;
+                let another_is_left = self.connections.values().any(|other| other.peer() == Some(member));
+                let (evidence, cause) = judge_end(end);
+                match connection.process.filter(|_| end.is_complete()) {
+                    // The other one ends as well.
+                    Some(_) if another_is_left => {}
+                    Some(process) if evidence != LossEvidence::Ended => {
+                        // A process that ends has its sockets closed a moment before its pidfd says so.
+                        self.ending.push((member, process));
+                        self.learn(member, LossEvidence::Doubted, &cause, now);
+                    }
+                    _ => {
+                        self.learn(member, evidence, &cause, now);
+                        if another_is_left {
+                            self.drive(now, MembershipInput::Meet(member));
+                        }
+                    }
                 }
-                let suspected = self.machine.as_ref().is_some_and(|machine| machine.suspects(member));
-                let (evidence, cause) = judge_end(connection.medium, end, suspected);
-                self.learn(member, evidence, &cause, now);
             }
+        }
+    }
+
+    /// Looks which processes have ended whose streams were read to the end.
+    fn look_at_endings(&mut self, now: Instant) {
+        let ended: Vec<(MemberId, OwnedFd)> = self.ending.extract_if(.., |(_, process)| has_ended(process)).collect();
+        for (member, _) in ended {
+            let (evidence, cause) = judge_end(ConnectionEnd::Process);
+            self.learn(member, evidence, &cause, now);
         }
     }
 
