@@ -7,12 +7,15 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener};
 use std::time::Instant;
 
-use farandole_plan::membership::{LossEvidence, MemberId, MemberMessage};
+use farandole_plan::membership::{LossEvidence, MemberId, MemberMessage, VoteRecord};
 use farandole_transport::Key;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::time::Timespec;
 
-use super::network::{MemberCall, MemberChannel, MemberNetwork, Rule};
+use super::network::{MemberCall, MemberChannel, MemberNetwork, PeerWatch, Rule};
+use super::vote_file::VoteFile;
 use super::wire::Packet;
 use crate::channel::{ChannelFault, ChannelPurpose, Flushed, Polled, Received};
 use crate::launch::Socket;
@@ -109,6 +112,9 @@ pub(super) struct Sockets {
     pub(super) key: Key,
     /// Identity of this host.
     pub(super) host: String,
+    /// The descriptor of the file in which votes are recorded, if there is one, and the file once it is open.
+    pub(super) votes_in: Option<u32>,
+    pub(super) votes: Option<VoteFile>,
 }
 
 impl MemberNetwork for Sockets {
@@ -139,6 +145,20 @@ impl MemberNetwork for Sockets {
         }
         Err(io::ErrorKind::WouldBlock.into())
     }
+
+    fn open_votes(&mut self, me: MemberId) {
+        let open = |descriptor| {
+            VoteFile::open(descriptor, me).map_err(|error| log::warn!("votes are not recorded: {error}")).ok()
+        };
+        self.votes = self.votes_in.and_then(open);
+    }
+
+    fn record_votes(&mut self, record: &VoteRecord) {
+        if let Some(Err(error)) = self.votes.as_mut().map(|votes| votes.record(record)) {
+            log::warn!("votes are not recorded any more: {error}");
+            self.votes = None;
+        }
+    }
 }
 
 /// A channel over a socket.
@@ -152,6 +172,12 @@ pub(super) struct MemberSocket {
 }
 
 impl MemberChannel for MemberSocket {
+    type Watch = OwnedFd;
+
+    fn into_watch(self) -> Option<OwnedFd> {
+        self.process
+    }
+
     fn medium(&self) -> MemberMedium {
         self.medium
     }
@@ -244,7 +270,7 @@ impl<C: MemberChannel> Connection<C> {
     /// answer.
     pub(super) fn send(&mut self, message: MemberMessage, broken: Option<Rule>) {
         let is_left_out = matches!(message, MemberMessage::LeftOut { .. });
-        let must_arrive = is_left_out || message == MemberMessage::Leave;
+        let must_arrive = is_left_out || matches!(message, MemberMessage::Leave(_));
         let bytes = Packet::Message(message).encode();
         let has_room = self.unanswered == 0 || self.unanswered_bytes + bytes.len() <= MOST_UNANSWERED_BYTES;
         let must_arrive = must_arrive && broken != Some(Rule::MustArrive);
@@ -279,21 +305,47 @@ impl<C: MemberChannel> Connection<C> {
     }
 }
 
-/// What the end of a connection to a known member means, and in which words. Between hosts it proves nothing: a
-/// firewall, a proxy or a router may close or reset a connection of two processes that are well.
-pub(super) fn judge_end(medium: MemberMedium, end: Result<(), &io::Error>) -> (LossEvidence, String) {
-    let what = match end {
-        Ok(()) => "its connection was closed".to_owned(),
-        Err(error) => error.to_string(),
-    };
-    let evidence = match end.map_err(|error| (ChannelFault::of(error), error.kind())) {
-        _ if medium == MemberMedium::Tcp => LossEvidence::Broken,
-        Ok(()) | Err((None, io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)) => LossEvidence::Ended,
-        Err((Some(ChannelFault::Truncated), _)) => LossEvidence::Dead,
-        Err(_) => LossEvidence::Broken,
-    };
-    let meaning = if evidence == LossEvidence::Broken { "its connection broke" } else { "its process has ended" };
-    (evidence, format!("{meaning}: {what}"))
+/// How a connection to a known member has ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ConnectionEnd<'a> {
+    /// The kernel says that the process at the other end has ended, and the stream was read to its end.
+    Process,
+    /// The same, but the stream ended in the middle of a message.
+    ProcessCutOff,
+    /// In order.
+    Closed,
+    Failed(&'a io::Error),
+}
+
+impl ConnectionEnd<'_> {
+    /// Whether all that was sent over a Unix socket was received: within a host a reset loses nothing.
+    pub(super) fn is_complete(self) -> bool {
+        match self {
+            ConnectionEnd::Process | ConnectionEnd::Closed => true,
+            ConnectionEnd::ProcessCutOff => false,
+            ConnectionEnd::Failed(error) => {
+                let is_reset = matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
+                ChannelFault::of(error).is_none() && is_reset
+            }
+        }
+    }
+}
+
+/// What the end of a connection proves about the process at its other end, and in which words.
+pub(super) fn judge_end(end: ConnectionEnd<'_>) -> (LossEvidence, String) {
+    match end {
+        ConnectionEnd::Process => (LossEvidence::Ended, "its process has ended".into()),
+        ConnectionEnd::ProcessCutOff => (LossEvidence::Dead, "its process has ended within a message".into()),
+        ConnectionEnd::Closed => (LossEvidence::Broken, "its connection was closed".into()),
+        ConnectionEnd::Failed(error) => (LossEvidence::Broken, format!("its connection broke: {error}")),
+    }
+}
+
+impl PeerWatch for OwnedFd {
+    fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(self, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
 }
 
 /// The process at the other end of a Unix socket. `None` where the kernel does not say, as across namespaces.
@@ -320,5 +372,32 @@ fn dial_tcp(address: SocketAddr) -> io::Result<Socket> {
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Socket::from_tcp(TcpStream::from(socket)),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reset, or a FIN, between two hosts counted as the end of the process.
+    #[test]
+    fn only_the_kernel_of_the_same_host_proves_an_end() {
+        assert_eq!(judge_end(ConnectionEnd::Process).0, LossEvidence::Ended);
+        assert_eq!(judge_end(ConnectionEnd::Closed).0, LossEvidence::Broken);
+        for kind in [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe, io::ErrorKind::TimedOut] {
+            let error = io::Error::from(kind);
+            assert_eq!(judge_end(ConnectionEnd::Failed(&error)).0, LossEvidence::Broken, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_seen_to_end() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        assert!(!process.has_ended());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(process.has_ended());
     }
 }

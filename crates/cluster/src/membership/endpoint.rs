@@ -11,13 +11,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farandole_plan::membership::{Generation, Introduction, Limits, Loss, MemberId, Waiting};
+use farandole_plan::membership::{Generation, Introduction, Limits, Loss, LossEvidence, MemberId, Waiting};
 use farandole_transport::descriptors::make_room;
 use farandole_transport::{Countdown, JobId, Key};
 
 use super::connection::{MemberListener, Sockets};
 use super::endpoint_core::EndpointCore;
 use super::endpoint_thread::{self, GOODBYE_PATIENCE};
+use super::vote_file::decode_votes;
 use super::wire::Whereabouts;
 use crate::environment;
 use crate::error::{Error, Result};
@@ -45,12 +46,15 @@ pub struct EndpointOptions {
     pub limits: Limits,
     /// The folder in which this member's decisions are recorded, if they are.
     pub record_in: Option<PathBuf>,
+    /// The descriptor of the file in which it records its votes for its agent, if it has one.
+    pub votes_in: Option<u32>,
 }
 
 impl EndpointOptions {
     /// For a job on this host.
     pub fn new(key: Key, job: JobId, limits: Limits) -> EndpointOptions {
-        EndpointOptions { key, job, host: environment::this_host(), listen_at: Vec::new(), limits, record_in: None }
+        let (host, listen_at) = (environment::this_host(), Vec::new());
+        EndpointOptions { key, job, host, listen_at, limits, record_in: None, votes_in: None }
     }
 }
 
@@ -116,17 +120,20 @@ pub enum Command {
     Report {
         /// Which member.
         member: MemberId,
-        /// How sure that is.
-        loss: Loss,
         /// What was seen.
+        evidence: LossEvidence,
+        /// In which words.
         cause: String,
     },
+    /// The answer of the witness.
+    Witness(Vec<u8>),
     /// Leave in order.
     Leave,
 }
 
 type OnLoss = Box<dyn Fn(&LossNotice) + Send>;
 type OnBoundary = Box<dyn Fn(u64, MemberId) + Send>;
+type OnQuestion = Box<dyn Fn(Vec<u8>) + Send>;
 
 /// What the endpoint's thread and the handle share.
 #[derive(Default)]
@@ -156,6 +163,7 @@ pub struct EndpointState {
     /// Who was first at the boundary of which generation, as far as this process was told.
     pub called: Option<(u64, MemberId)>,
     on_boundary: Option<OnBoundary>,
+    on_question: Option<OnQuestion>,
     /// Set when the thread has ended.
     pub(super) over: bool,
 }
@@ -196,7 +204,8 @@ impl Endpoint {
         let contact = Whereabouts { host: options.host.clone(), unix_name, tcp }.encode();
         let commands = Mailbox::new().map_err(starting)?;
         let shared = Arc::<Shared>::default();
-        let network = Sockets { listeners, key: options.key.clone(), host: options.host.clone() };
+        let (key, host) = (options.key.clone(), options.host.clone());
+        let network = Sockets { listeners, key, host, votes_in: options.votes_in, votes: None };
         let (began, silence) = (Instant::now(), options.limits.silence.unwrap_or_default());
         let core = EndpointCore::new(options, contact.clone(), network, Arc::clone(&shared), began);
         let (inbox, told) = (commands.clone(), Arc::clone(&shared));
@@ -214,15 +223,24 @@ impl Endpoint {
     }
 
     /// Begins as a member of the first generation, whose members, with what they bring along and their contacts, are
-    /// known to all of them in the same order.
+    /// known to all of them in the same order. The job has no witness.
     pub fn found(&self, me: MemberId, members: Vec<(MemberId, Vec<u8>, Vec<u8>)>) -> Arc<Generation> {
+        self.found_as(me, members, false)
+    }
+
+    /// The same in a job whose launcher is the witness. All members begin in the same way.
+    pub fn found_with_witness(&self, me: MemberId, members: Vec<(MemberId, Vec<u8>, Vec<u8>)>) -> Arc<Generation> {
+        self.found_as(me, members, true)
+    }
+
+    fn found_as(&self, me: MemberId, members: Vec<(MemberId, Vec<u8>, Vec<u8>)>, witness: bool) -> Arc<Generation> {
         let introduce = |(id, payload, contact): (MemberId, Vec<u8>, Vec<u8>)| Introduction {
             id,
             contact: contact.into(),
             payload: payload.into(),
         };
         let members = members.into_iter().map(introduce).collect();
-        let generation = Arc::new(Generation { number: 1, members, left_out: Vec::new() });
+        let generation = Arc::new(Generation { number: 1, members, left_out: Vec::new(), witness });
         assert!(generation.contains(me), "invariant: whoever founds a generation is in it");
         self.shared.enter(Arc::clone(&generation));
         self.commands.post(Command::Found { me, generation: Arc::clone(&generation) });
@@ -233,8 +251,9 @@ impl Endpoint {
     /// members, as far as known. Whoever was evicted can come back so, with a number that nobody has had.
     pub fn join(&self, me: MemberId, seeds: Vec<Vec<u8>>) {
         self.shared.change(|state| {
-            let (on_loss, on_boundary) = (state.on_loss.take(), state.on_boundary.take());
-            *state = EndpointState { on_loss, on_boundary, ..EndpointState::default() };
+            let callbacks = (state.on_loss.take(), state.on_boundary.take(), state.on_question.take());
+            let (on_loss, on_boundary, on_question) = callbacks;
+            *state = EndpointState { on_loss, on_boundary, on_question, ..EndpointState::default() };
         });
         self.commands.post(Command::Join { me, seeds });
     }
@@ -294,7 +313,25 @@ impl Endpoint {
     /// Says that somebody else has noticed a loss: certain, if its process was seen to end; suspected, if somebody has
     /// trouble with it. A suspect that is heard of within two heartbeats is none.
     pub fn report(&self, member: MemberId, loss: Loss, cause: impl Into<String>) {
-        self.commands.post(Command::Report { member, loss, cause: cause.into() });
+        let evidence = if loss == Loss::Certain { LossEvidence::Dead } else { LossEvidence::Doubted };
+        self.commands.post(Command::Report { member, evidence, cause: cause.into() });
+    }
+
+    /// Says that an agent has reaped the process of a member, and what it has read in its vote file.
+    pub fn report_reaped(&self, member: MemberId, votes: &[u8], cause: impl Into<String>) {
+        let evidence = decode_votes(votes).map_or(LossEvidence::Dead, LossEvidence::Reaped);
+        self.commands.post(Command::Report { member, evidence, cause: cause.into() });
+    }
+
+    /// Calls back with each question to the witness, on the endpoint's thread, under the rules of
+    /// [`Endpoint::on_loss`]. Questions that get no answer are repeated.
+    pub fn on_question(&self, callback: impl Fn(Vec<u8>) + Send + 'static) {
+        self.shared.set_on_question(callback);
+    }
+
+    /// The witness has answered.
+    pub fn hear_witness(&self, answer: Vec<u8>) {
+        self.commands.post(Command::Witness(answer));
     }
 
     /// Calls back when a member of the current generation is lost, or this process is evicted: on the endpoint's
@@ -357,6 +394,11 @@ impl Drop for Endpoint {
 }
 
 impl Shared {
+    /// Sets what is called with each question to the witness.
+    pub fn set_on_question(&self, callback: impl Fn(Vec<u8>) + Send + 'static) {
+        self.state().on_question = Some(Box::new(callback));
+    }
+
     /// What the process was told.
     pub fn state(&self) -> MutexGuard<'_, EndpointState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -391,6 +433,12 @@ impl Shared {
         self.change(|state| {
             state.outcome.get_or_insert(BoundaryOutcome::GaveUp);
         });
+    }
+
+    pub(super) fn ask_witness(&self, question: Vec<u8>) {
+        if let Some(on_question) = &self.state().on_question {
+            on_question(question);
+        }
     }
 
     pub(super) fn call(&self, generation: u64, by: MemberId) {

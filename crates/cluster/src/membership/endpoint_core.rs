@@ -32,6 +32,7 @@ use super::connection::{Connection, Target};
 use super::endpoint::{BoundaryOutcome, Command, EndpointOptions, LossNotice, Shared};
 use super::network::{MemberChannel, MemberNetwork};
 use super::record::{self, Recorder};
+use super::wire::{decode_answer, encode_request};
 use crate::channel::Received;
 
 /// Between processes that are well a handshake is one round trip; on a crowded machine one of them may lose the
@@ -62,8 +63,11 @@ pub struct EndpointCore<N: MemberNetwork> {
     /// When to look whom to dial; `None` while everybody is connected.
     next_dial: Option<Instant>,
     accept_again: Option<Instant>,
-    /// Messages that wait, in their order, until a `LeftOut` before them is on its way.
-    withheld: VecDeque<(MemberId, MemberMessage)>,
+    /// Members of this host whose stream was read to its end, and whose process the kernel has not reported yet.
+    ending: Vec<(MemberId, <N::Channel as MemberChannel>::Watch)>,
+    /// Effects that wait, in their order, until a `LeftOut` before them is on its way, and the generation in which they
+    /// were decided.
+    withheld: VecDeque<(MembershipEffect, u64)>,
     /// Whether a connection may still have a `LeftOut` in its queue.
     has_sent_left_out: bool,
 }
@@ -109,6 +113,7 @@ impl<N: MemberNetwork> EndpointCore<N> {
             dialed: BTreeMap::new(),
             next_dial: None,
             accept_again: None,
+            ending: Vec::new(),
             withheld: VecDeque::new(),
             has_sent_left_out: false,
         }
@@ -127,11 +132,12 @@ impl<N: MemberNetwork> EndpointCore<N> {
                     self.finish(*connection, now);
                 }
             }
+            self.look_at_endings(now);
             self.look_at_clocks(now);
             if self.next_dial.is_some_and(|next| next <= now) {
                 self.next_dial = self.dial(now);
             }
-            self.release();
+            self.release(now);
         }
         After::More
     }
@@ -139,6 +145,11 @@ impl<N: MemberNetwork> EndpointCore<N> {
     /// The connections in the order in which they began.
     pub fn connections(&self) -> impl Iterator<Item = (ConnectionId, &N::Channel)> {
         self.connections.iter().map(|(id, connection)| (*id, &connection.channel))
+    }
+
+    /// Processes of this host that are about to end; a turn is due when one has.
+    pub fn ending(&self) -> impl Iterator<Item = &<N::Channel as MemberChannel>::Watch> {
+        self.ending.iter().map(|(_, process)| process)
     }
 
     /// This process's side of the agreement, once it has a number.
@@ -180,10 +191,11 @@ impl<N: MemberNetwork> EndpointCore<N> {
                     }
                 }
                 Command::GiveUp => self.give_up(now),
-                Command::Report { member, loss, cause } => {
-                    let evidence = if loss == Loss::Certain { LossEvidence::Dead } else { LossEvidence::Doubted };
-                    self.learn(member, evidence, &cause, now);
-                }
+                Command::Report { member, evidence, cause } => self.learn(member, evidence, &cause, now),
+                Command::Witness(answer) => match decode_answer(&answer) {
+                    Some(answer) => self.drive(now, MembershipInput::HearWitness(answer)),
+                    None => log::warn!("the launcher's answer has another form: install the same farandole everywhere"),
+                },
                 Command::Leave => {
                     self.drive(now, MembershipInput::Leave);
                     return After::Nothing;
@@ -198,6 +210,7 @@ impl<N: MemberNetwork> EndpointCore<N> {
         let time = self.time(now);
         self.connections.clear();
         self.withheld.clear();
+        self.ending.clear();
         self.dialed.clear();
         let create = |folder: &PathBuf| {
             let folder_name = folder.display();
@@ -207,6 +220,7 @@ impl<N: MemberNetwork> EndpointCore<N> {
         };
         self.recorder = self.options.record_in.as_ref().and_then(create);
         self.record(|| record::encode_start(time, &start));
+        self.network.open_votes(me);
         (self.machine, self.seeds, self.next_dial) = (Some(start.begin(time)), seeds, Some(now));
     }
 
@@ -245,9 +259,8 @@ impl<N: MemberNetwork> EndpointCore<N> {
             record::put_effects(&mut bytes, &effects);
             self.record(|| bytes);
         }
-        for effect in effects {
-            self.carry_out(effect, before, now);
-        }
+        self.withheld.extend(effects.into_iter().map(|effect| (effect, before)));
+        self.release(now);
         if let Some(machine) = &self.machine {
             self.shared.candidates.store(machine.candidates(), Ordering::Relaxed);
             if machine.generation().number != before {
@@ -258,6 +271,8 @@ impl<N: MemberNetwork> EndpointCore<N> {
 
     fn carry_out(&mut self, effect: MembershipEffect, generation_before: u64, now: Instant) {
         match effect {
+            MembershipEffect::Record(record) => self.network.record_votes(&record),
+            MembershipEffect::AskWitness(request) => self.shared.ask_witness(encode_request(&request)),
             MembershipEffect::Send { to, message } => self.send(to, message),
             MembershipEffect::Lost { member, loss, cause } => {
                 let Some(generation) = self.machine.as_ref().map(|machine| Arc::clone(machine.generation())) else {
@@ -295,23 +310,27 @@ impl<N: MemberNetwork> EndpointCore<N> {
         }
     }
 
-    /// Sends a message, behind those that wait for a `LeftOut`.
     fn send(&mut self, to: MemberId, message: MemberMessage) {
-        self.withheld.push_back((to, message));
-        self.release();
+        self.has_sent_left_out |= matches!(message, MemberMessage::LeftOut { .. });
+        let broken = self.network.broken_rule();
+        if let Some(id) = self.connection_to(to) {
+            self.connections.entry(id).and_modify(|connection| connection.send(message, broken));
+        }
     }
 
-    /// Sends what waits, until a connection cannot take a `LeftOut`: what follows it may depend on the vote.
-    fn release(&mut self) {
-        let broken = self.network.broken_rule();
+    /// Carries out what waits, until a connection cannot take a `LeftOut`: what follows it may depend on the vote, also
+    /// a generation that needs no other member's vote.
+    fn release(&mut self, now: Instant) {
         while !self.is_withholding()
-            && let Some((to, message)) = self.withheld.pop_front()
+            && let Some((effect, before)) = self.withheld.pop_front()
         {
-            self.has_sent_left_out |= matches!(message, MemberMessage::LeftOut { .. });
-            if let Some(id) = self.connection_to(to) {
-                self.connections.entry(id).and_modify(|connection| connection.send(message, broken));
-            }
+            self.carry_out(effect, before, now);
         }
+    }
+
+    /// Whether effects wait until a `LeftOut` is on its way.
+    pub fn has_withheld(&self) -> bool {
+        !self.withheld.is_empty()
     }
 
     fn is_withholding(&mut self) -> bool {
@@ -329,7 +348,6 @@ impl<N: MemberNetwork> EndpointCore<N> {
     /// Sends last words. What has come meanwhile is read: a socket that is closed with something unread is reset, and
     /// what it has sent may go with it. Says whether all of it is on its way.
     pub fn say_goodbye(&mut self) -> bool {
-        self.release();
         self.connections.retain(|_, connection| {
             let is_done = connection.flush() || !connection.channel.wants_write();
             while let Ok(Received::Message(_)) = connection.channel.receive() {}

@@ -74,7 +74,7 @@ fn wait(
         PollFd::from_borrowed_fd(socket.channel.fd(), PollFlags::IN | writing)
     }));
     let processes = sockets().filter_map(|socket| socket.process.as_ref());
-    fds.extend(processes.map(|process| PollFd::new(process, PollFlags::IN)));
+    fds.extend(processes.chain(core.ending()).map(|process| PollFd::new(process, PollFlags::IN)));
     // A millisecond more, lest the loop turns several times just before something is due.
     let timeout = (at_most + Duration::from_millis(1)).try_into().ok();
     if poll(&mut fds, timeout.as_ref()).is_err() {

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use farandole_plan::membership::MemberId;
+use farandole_plan::membership::{MemberId, VoteRecord};
 
 use super::connection::MemberMedium;
 use super::wire::Whereabouts;
@@ -35,6 +35,12 @@ pub trait MemberNetwork {
     /// turned away.
     fn accept(&mut self) -> io::Result<Self::Channel>;
 
+    /// This process has a number from now on. Its votes are recorded for its agent, if it has one.
+    fn open_votes(&mut self, me: MemberId);
+
+    /// Records votes where they survive this process.
+    fn record_votes(&mut self, record: &VoteRecord);
+
     /// A rule that the endpoint is to break, for tests of the simulation itself.
     fn broken_rule(&self) -> Option<Rule> {
         None
@@ -54,8 +60,21 @@ pub enum Rule {
     ResetProvesNothing,
 }
 
+/// A process of this host.
+pub trait PeerWatch {
+    /// Whether the kernel says that it has ended.
+    fn has_ended(&self) -> bool;
+}
+
 /// One end of a connection between two endpoints: whole messages, sealed, in order.
 pub trait MemberChannel {
+    /// Says whether the process at the other end has ended.
+    type Watch: PeerWatch;
+
+    /// Closes the connection; what is left tells whether the process has ended, if it is on this host and can be
+    /// watched.
+    fn into_watch(self) -> Option<Self::Watch>;
+
     /// What carries the channel.
     fn medium(&self) -> MemberMedium;
 

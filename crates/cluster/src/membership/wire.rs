@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use farandole_plan::membership::{
-    Ballot, Generation, Introduction, MemberId, MemberMessage, Place, Report, Vote, VoteKind,
+    Ballot, Generation, Introduction, MemberId, MemberMessage, Place, Report, Vote, VoteKind, VoteRecord, Witness,
+    WitnessAnswer, WitnessRequest,
 };
 use farandole_transport::JobId;
 
@@ -150,7 +151,10 @@ pub(super) fn put_message(bytes: &mut Vec<u8>, message: &MemberMessage) {
             bytes.push(9);
             put_generation(bytes, generation);
         }
-        MemberMessage::Leave => bytes.push(10),
+        MemberMessage::Leave(record) => {
+            bytes.push(10);
+            put_vote_record(bytes, record);
+        }
     }
 }
 
@@ -178,7 +182,7 @@ fn read_message(kind: u8, reader: &mut Reader<'_>) -> Option<MemberMessage> {
         7 => MemberMessage::LeftOut { base: reader.u64()? },
         8 => MemberMessage::Refused { base: reader.u64()?, promised: read_ballot(reader)? },
         9 => MemberMessage::Decided { generation: Arc::new(read_generation(reader)?) },
-        10 => MemberMessage::Leave,
+        10 => MemberMessage::Leave(read_vote_record(reader)?),
         _ => return None,
     })
 }
@@ -216,6 +220,7 @@ fn put_vote(bytes: &mut Vec<u8>, vote: &Vote) {
         VoteKind::First => 0,
         VoteKind::Repeated => 1,
     });
+    bytes.push(vote.witness.into());
 }
 
 fn read_vote(reader: &mut Reader<'_>) -> Option<Vote> {
@@ -228,7 +233,99 @@ fn read_vote(reader: &mut Reader<'_>) -> Option<Vote> {
             1 => VoteKind::Repeated,
             _ => return None,
         },
+        witness: read_bool(reader)?,
     })
+}
+
+fn read_bool(reader: &mut Reader<'_>) -> Option<bool> {
+    match reader.byte()? {
+        0 => Some(false),
+        1 => Some(true),
+        _ => None,
+    }
+}
+
+pub(super) fn put_vote_record(bytes: &mut Vec<u8>, record: &VoteRecord) {
+    put_u64(bytes, record.base);
+    put_members(bytes, &record.left_out);
+}
+
+pub(super) fn read_vote_record(reader: &mut Reader<'_>) -> Option<VoteRecord> {
+    Some(VoteRecord { base: reader.u64()?, left_out: read_members(reader)? })
+}
+
+/// A member's question to the witness, for the lifeline.
+pub(super) fn encode_request(request: &WitnessRequest) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match request {
+        WitnessRequest::Collect { base, ballot } => {
+            bytes.push(0);
+            put_u64(&mut bytes, *base);
+            put_ballot(&mut bytes, *ballot);
+        }
+        WitnessRequest::Propose { base, vote } => {
+            bytes.push(1);
+            put_u64(&mut bytes, *base);
+            put_vote(&mut bytes, vote);
+        }
+    }
+    bytes
+}
+
+pub(super) fn decode_request(bytes: &[u8]) -> Option<WitnessRequest> {
+    let mut reader = Reader::new(bytes);
+    let request = match reader.byte()? {
+        0 => WitnessRequest::Collect { base: reader.u64()?, ballot: read_ballot(&mut reader)? },
+        1 => WitnessRequest::Propose { base: reader.u64()?, vote: read_vote(&mut reader)? },
+        _ => return None,
+    };
+    reader.end(request)
+}
+
+pub(super) fn put_answer(bytes: &mut Vec<u8>, answer: &WitnessAnswer) {
+    match answer {
+        WitnessAnswer::Report { base, ballot, vote } => {
+            bytes.push(0);
+            put_u64(bytes, *base);
+            put_ballot(bytes, *ballot);
+            put_option(bytes, vote.as_ref(), put_vote);
+        }
+        WitnessAnswer::Accepted { base, ballot } => {
+            bytes.push(1);
+            put_u64(bytes, *base);
+            put_ballot(bytes, *ballot);
+        }
+        WitnessAnswer::Refused { base, promised } => {
+            bytes.push(2);
+            put_u64(bytes, *base);
+            put_ballot(bytes, *promised);
+        }
+    }
+}
+
+pub(super) fn read_answer(reader: &mut Reader<'_>) -> Option<WitnessAnswer> {
+    Some(match reader.byte()? {
+        0 => {
+            let (base, ballot) = (reader.u64()?, read_ballot(reader)?);
+            WitnessAnswer::Report { base, ballot, vote: reader.option(read_vote)? }
+        }
+        1 => WitnessAnswer::Accepted { base: reader.u64()?, ballot: read_ballot(reader)? },
+        2 => WitnessAnswer::Refused { base: reader.u64()?, promised: read_ballot(reader)? },
+        _ => return None,
+    })
+}
+
+pub(super) fn decode_answer(bytes: &[u8]) -> Option<WitnessAnswer> {
+    let mut reader = Reader::new(bytes);
+    let answer = read_answer(&mut reader)?;
+    reader.end(answer)
+}
+
+/// What the witness answers to the bytes of a question; `None` if they are none.
+pub fn answer_as_witness(witness: &mut Witness, request: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    put_answer(&mut bytes, &witness.take(decode_request(request)?));
+    Some(bytes)
 }
 
 pub(super) fn put_generation(bytes: &mut Vec<u8>, generation: &Generation) {
@@ -240,6 +337,7 @@ pub(super) fn put_generation(bytes: &mut Vec<u8>, generation: &Generation) {
         put_u64(bytes, member.0);
         put_text(bytes, cause);
     }
+    bytes.push(generation.witness.into());
 }
 
 pub(super) fn read_generation(reader: &mut Reader<'_>) -> Option<Generation> {
@@ -247,6 +345,7 @@ pub(super) fn read_generation(reader: &mut Reader<'_>) -> Option<Generation> {
         number: reader.u64()?,
         members: read_list(reader, read_introduction)?,
         left_out: read_list(reader, |reader| Some((MemberId(reader.u64()?), reader.text()?.into())))?,
+        witness: read_bool(reader)?,
     })
 }
 
@@ -290,6 +389,14 @@ pub fn check_any_packet(bytes: &[u8]) {
     if let Some(whereabouts) = Whereabouts::decode(bytes) {
         assert_eq!(whereabouts.encode(), bytes, "whereabouts have one encoding");
     }
+    if let Some(request) = decode_request(bytes) {
+        assert_eq!(encode_request(&request), bytes, "a question to the witness has one encoding");
+    }
+    if let Some(answer) = decode_answer(bytes) {
+        let mut again = Vec::new();
+        put_answer(&mut again, &answer);
+        assert_eq!(again, bytes, "an answer of the witness has one encoding");
+    }
     super::record::check_any_record(bytes);
 }
 
@@ -305,16 +412,22 @@ mod tests {
             payload: vec![7; id as usize].into(),
         };
         let left_out = vec![(MemberId(1), "its connection was closed: ö".into())];
-        Arc::new(Generation { number: 5, members: vec![introduction(0), introduction(2)], left_out })
+        Arc::new(Generation { number: 5, members: vec![introduction(0), introduction(2)], left_out, witness: true })
     }
 
     fn vote(kind: VoteKind) -> Vote {
         let voters = [0, 2].map(MemberId).into();
-        Vote { ballot: Ballot { round: 3, coordinator: 2 }, generation: generation(), voters, kind }
+        Vote { ballot: Ballot { round: 3, coordinator: 2 }, generation: generation(), voters, kind, witness: true }
     }
 
     fn message(message: MemberMessage) -> Vec<u8> {
         Packet::Message(message).encode()
+    }
+
+    fn answer(answer: WitnessAnswer) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        put_answer(&mut bytes, &answer);
+        bytes
     }
 
     #[test]
@@ -341,9 +454,14 @@ mod tests {
             ("left_out", message(MemberMessage::LeftOut { base })),
             ("refused", message(MemberMessage::Refused { base, promised: ballot })),
             ("decided", message(MemberMessage::Decided { generation: generation() })),
-            ("leave", message(MemberMessage::Leave)),
+            ("leave", message(MemberMessage::Leave(VoteRecord { base: 4, left_out: vec![MemberId(1)] }))),
             ("again", Packet::Again { answer: Answer::Given }.encode()),
             ("whereabouts", Whereabouts { host: "höst/1/2".into(), unix_name: "farandole-1".into(), tcp }.encode()),
+            ("witness_collect", encode_request(&WitnessRequest::Collect { base, ballot })),
+            ("witness_propose", encode_request(&WitnessRequest::Propose { base, vote: vote(VoteKind::First) })),
+            ("witness_report", answer(WitnessAnswer::Report { base, ballot, vote: Some(vote(VoteKind::Repeated)) })),
+            ("witness_accepted", answer(WitnessAnswer::Accepted { base, ballot })),
+            ("witness_refused", answer(WitnessAnswer::Refused { base, promised: ballot })),
             ("hello_without_a_job", vec![0; 13]),
             ("endless_list", [&[9][..], &[0; 8], &[255; 4], &[0; 20]].concat()),
             ("unknown_vote", [&[5][..], &[0; 36], &[9]].concat()),
@@ -354,7 +472,7 @@ mod tests {
             assert!(Packet::decode(bytes).is_some(), "{name}");
         }
         assert!(Whereabouts::decode(&made[13].1).is_some());
-        for (name, bytes) in &made[14..18] {
+        for (name, bytes) in &made[19..23] {
             assert!(Packet::decode(bytes).is_none(), "{name}");
         }
         seeds::replay("membership", &made, check_any_packet);

@@ -86,6 +86,8 @@ pub(super) struct ServerLoop {
     size: Size,
     /// The latest generation of an elastic job that was heard of.
     generation: Option<Generation>,
+    /// The lists that members here have told, by number; of the last generations.
+    told: BTreeMap<u64, Vec<u64>>,
     /// Why there will be none, where there is none.
     abandoned: Option<String>,
     commands: Mailbox<Command>,
@@ -147,6 +149,7 @@ impl ServerLoop {
             rule,
             size,
             generation: None,
+            told: BTreeMap::new(),
             abandoned: None,
             commands,
             server_process: ServerProcess { rank: None, pid: std::process::id(), host },
@@ -291,6 +294,9 @@ impl ServerLoop {
                     Up::Seen { rank: silent, state } => self.take_sight(silent, epoch, state, now),
                     Up::Sample(sample) => self.show(rank, sample, now),
                     Up::Generation(generation) => self.hear_generation(generation, now),
+                    Up::AskWitness(question) => {
+                        self.report(RendezvousEvent::WitnessAsked { member: rank.0.into(), question });
+                    }
                     Up::Arrival(_) | Up::Enter(_) | Up::AskSeeds { .. } => {}
                 }
             }
@@ -369,7 +375,8 @@ impl ServerLoop {
             Command::Found(generation) => self.found(generation, now),
             Command::Learn(generation) => self.learn(generation, now),
             Command::Abandon(why) => self.abandon(why, now),
-            Command::Lost(member, notice) => self.tell_of_loss(member, notice),
+            Command::Lost(member, notice, votes) => self.tell_of_loss(member, notice, votes),
+            Command::AnswerAsWitness(member, answer) => self.answer_as_witness(member, answer),
             Command::Close => {
                 self.turn_entrants_away("the job is over", now);
                 self.clear_the_table(now);

@@ -12,7 +12,7 @@ use farandole_cluster::membership::MemberId;
 use farandole_cluster::membership::simulated::{MemberChannel, MemberMedium};
 use farandole_transport::Key;
 
-use super::kernel::Stream;
+use super::kernel::{Stream, Watch};
 
 /// The key of all simulated jobs.
 pub(crate) static KEY: LazyLock<Key> = LazyLock::new(|| "5e".repeat(32).parse().expect("64 digits are a key"));
@@ -61,6 +61,12 @@ impl SimulatedChannel {
 }
 
 impl MemberChannel for SimulatedChannel {
+    type Watch = Watch;
+
+    fn into_watch(self) -> Option<Watch> {
+        self.stream().watch()
+    }
+
     fn medium(&self) -> MemberMedium {
         self.stream().medium()
     }

@@ -71,6 +71,8 @@ pub(crate) struct Plan {
     /// The longest that such a report takes.
     pub(crate) report_delay: u64,
     pub(crate) disk: DiskFaults,
+    /// Whether the launcher, on host 0, is the witness.
+    pub(crate) witness: bool,
     /// When all hosts lose their power, if they do; nothing is simulated after that.
     pub(crate) power_cut: Option<u64>,
 }
@@ -123,6 +125,7 @@ fn one_host(members: usize, min_members: usize, faults: Vec<(u64, Fault)>, chann
         reported: 0,
         report_delay: 1,
         disk: DiskFaults { slowest_sync: MILLISECOND, room: usize::MAX, lost_writes: 0, ignores_syncs: false },
+        witness: false,
         power_cut: None,
     }
 }
@@ -172,6 +175,7 @@ fn any_job(menu: Menu, channels: SimulatedKind, random: &mut Random) -> Plan {
             lost_writes: if random.below(8) == 0 { 8 } else { 0 },
             ignores_syncs: false,
         },
+        witness: random.below(2) == 0,
         power_cut: (random.below(4) == 0).then(|| random.below(FAULTS_END + 4 * SILENCE)),
         hosts,
     }

@@ -13,7 +13,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::rc::Rc;
 
-use farandole_cluster::membership::simulated::{MemberCall, MemberMedium, MemberNetwork, Rule};
+use farandole_cluster::membership::MemberId;
+use farandole_cluster::membership::simulated::{MemberCall, MemberMedium, MemberNetwork, PeerWatch, Rule};
+use farandole_plan::membership::VoteRecord;
 
 use super::channel::{SimulatedChannel, SimulatedKind};
 use super::random::Random;
@@ -86,6 +88,8 @@ struct Process {
     refuses: bool,
     /// Its children have its connections and keep them open.
     has_heirs: bool,
+    /// What its agent reads when it has ended.
+    votes: Option<VoteRecord>,
 }
 
 /// All kernels and the network.
@@ -138,6 +142,7 @@ impl Kernel {
             writes_left: None,
             refuses: false,
             has_heirs: false,
+            votes: None,
         });
         self.processes.len() - 1
     }
@@ -159,6 +164,11 @@ impl Kernel {
         self.processes[node].refuses = refuses;
     }
 
+    /// What the agent of a process that has ended knows of its votes.
+    pub(crate) fn votes(&self, node: usize) -> Option<VoteRecord> {
+        self.processes[node].votes.clone()
+    }
+
     /// The process is about to be killed. Its children may keep its connections open.
     pub(crate) fn leave_to_heirs(&mut self, node: usize) {
         self.processes[node].has_heirs = self.random.below(256) < self.weather.heirs;
@@ -173,7 +183,7 @@ impl Kernel {
         for at in 0..self.connections.len() {
             let connection = &self.connections[at];
             let Some(side) = connection.ends.iter().position(|end| end.node == node) else { continue };
-            let is_watched = connection.medium == MemberMedium::Unix && connection.ends[1 - side].is_open;
+            let is_watched = connection.medium == MemberMedium::Unix;
             if is_watched && self.random.below(256) >= self.weather.lost_process_ends {
                 let soon = self.now + self.random.below(5 * MILLISECOND);
                 let delivery = Delivery { connection: at, to: 1 - side, epoch: u32::MAX, packet: Packet::ProcessEnded };
@@ -458,7 +468,26 @@ impl Stream {
         !end.readable.is_empty() || end.ended || end.fault.is_some() || wants_write && is_writable
     }
 
+    pub(crate) fn watch(&self) -> Option<Watch> {
+        let (kernel, connection, side) = (Rc::clone(&self.kernel), self.connection, self.side);
+        (self.medium() == MemberMedium::Unix).then_some(Watch { kernel, connection, side })
+    }
+
     pub(crate) fn has_process_ended(&self) -> bool {
+        self.kernel.borrow().connections[self.connection].ends[self.side].process_ended
+    }
+}
+
+/// A process that is watched after its connection was closed.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    kernel: Shared,
+    connection: usize,
+    side: Side,
+}
+
+impl PeerWatch for Watch {
+    fn has_ended(&self) -> bool {
         self.kernel.borrow().connections[self.connection].ends[self.side].process_ended
     }
 }
@@ -509,6 +538,17 @@ impl MemberNetwork for Nic {
         let kind = kernel.weather.channels;
         let stream = Stream { kernel: Rc::clone(&self.kernel), connection, side: 1 };
         Ok(SimulatedChannel::accept(stream, kind))
+    }
+
+    fn open_votes(&mut self, _me: MemberId) {
+        self.kernel.borrow_mut().processes[self.node].votes = Some(VoteRecord::default());
+    }
+
+    fn record_votes(&mut self, record: &VoteRecord) {
+        let process = &mut self.kernel.borrow_mut().processes[self.node];
+        if process.writes_left != Some(0) {
+            process.votes = Some(record.clone());
+        }
     }
 
     fn broken_rule(&self) -> Option<Rule> {

@@ -1,7 +1,7 @@
 //! A simulated process: the production endpoint with a driver that is called instead of waiting, and its training.
 
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use farandole_cluster::membership::simulated::{
@@ -60,6 +60,8 @@ impl Learned {
 pub(crate) struct Node {
     pub(crate) core: Option<EndpointCore<Nic>>,
     pub(crate) shared: Arc<Shared>,
+    /// Questions to the witness that have not been sent.
+    pub(crate) questions: Arc<Mutex<Vec<Vec<u8>>>>,
     pub(crate) contact: Vec<u8>,
     clock: AwakeClock,
     /// How long the last wait was meant to take.
@@ -97,13 +99,18 @@ impl Node {
             listen_at: Vec::new(),
             limits,
             record_in: None,
+            votes_in: None,
         };
         let shared = Arc::<Shared>::default();
+        let questions = Arc::<Mutex<Vec<Vec<u8>>>>::default();
+        let asked = Arc::clone(&questions);
+        shared.set_on_question(move |question| asked.lock().unwrap().push(question));
         let nic = Nic { kernel: Rc::clone(kernel), node };
         let core = EndpointCore::new(options, contact.clone(), nic, Arc::clone(&shared), now);
         Node {
             core: Some(core),
             shared,
+            questions,
             contact,
             clock: AwakeClock::new(now).judging_by(limits.silence.unwrap_or_default()),
             meant: Duration::ZERO,

@@ -66,11 +66,16 @@ fn look(world: &World) -> Verdict {
     };
     let size = list.map_or(0, |list| list.members.len());
     let is_full = size >= world.plan.limits.max_members;
-    if members.len() == size && members.iter().all(works) && (is_full || size == up.len()) {
+    // A candidate that was given contacts of the dead alone waits until its deadline.
+    let is_lost = |node: &usize| world.nodes[*node].number() == 0 && !members.iter().any(|member| member < node);
+    let expected = up.iter().filter(|node| !is_lost(node)).count();
+    if members.len() == size && members.iter().all(works) && (is_full || size == expected) {
         return Verdict::AtWork;
     }
     let waiting = |node: usize| world.nodes[node].machine().and_then(Membership::waiting);
-    let must_wait = |node: usize| matches!(waiting(node), Some(Waiting::Majority { .. } | Waiting::Candidates { .. }));
+    let must_wait = |node: usize| {
+        matches!(waiting(node), Some(Waiting::Majority { .. } | Waiting::Candidates { .. } | Waiting::Witness { .. }))
+    };
     let is_stuck = |node: &usize| match waiting(*node) {
         _ if world.nodes[*node].doing == Doing::Training => false,
         Some(Waiting::Coordinator(coordinator)) => must_wait(coordinator.0 as usize),

@@ -1,5 +1,8 @@
 //! A simulated job: what happens, and when. Everything follows from the seed.
 
+#[path = "strike.rs"]
+mod strike;
+
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -8,8 +11,9 @@ use std::sync::Arc;
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use farandole_cluster::membership::simulated::{BoundaryOutcome, Command, MemberMedium};
-use farandole_cluster::membership::{Generation, Introduction, Loss};
+use farandole_cluster::membership::simulated::{BoundaryOutcome, Command, EndpointCore, answer_as_witness};
+use farandole_cluster::membership::{Generation, Introduction};
+use farandole_plan::membership::LossEvidence;
 
 use super::disk::{DiskState, Publishing, SharedDisk};
 use super::faults::{Fault, Plan};
@@ -65,7 +69,15 @@ enum Event {
     Report {
         node: usize,
         about: usize,
-        loss: Loss,
+    },
+    /// A question arrives at the witness, or an answer at a process.
+    Question {
+        node: usize,
+        question: Vec<u8>,
+    },
+    Answer {
+        node: usize,
+        answer: Vec<u8>,
     },
     Fault(Fault),
 }
@@ -89,6 +101,7 @@ pub(crate) struct World {
     pub(crate) disk: SharedDisk,
     /// Publications in flight, by process.
     publishing: BTreeMap<usize, Publishing>,
+    launcher: farandole_plan::membership::Witness,
 }
 
 impl World {
@@ -110,6 +123,7 @@ impl World {
             stepping: 0,
             disk,
             publishing: BTreeMap::new(),
+            launcher: farandole_plan::membership::Witness::default(),
             plan,
         };
         world.found();
@@ -126,7 +140,7 @@ impl World {
             payload: Learned::default().encode().into(),
         };
         let members = self.nodes.iter().enumerate().map(introduce).collect();
-        let first = Arc::new(Generation { number: 1, members, left_out: Vec::new() });
+        let first = Arc::new(Generation { number: 1, members, left_out: Vec::new(), witness: self.plan.witness });
         for id in 0..self.nodes.len() {
             let (me, generation) = (member(id), Arc::clone(&first));
             self.nodes[id].shared.enter(Arc::clone(&generation));
@@ -210,66 +224,15 @@ impl World {
             Event::Look { node } => self.look(node),
             Event::Step { generation } => self.train(generation),
             Event::Disk { node } => self.write(node),
-            Event::Report { node, about, loss } => {
-                let cause = "its agent says so".to_owned();
-                self.command(node, Command::Report { member: member(about), loss, cause });
+            Event::Report { node, about } => {
+                let (member, cause) = (member(about), "its agent says so".to_owned());
+                let evidence = self.kernel.borrow().votes(about).map_or(LossEvidence::Dead, LossEvidence::Reaped);
+                self.command(node, Command::Report { member, evidence, cause });
             }
+            Event::Question { node, question } => self.answer(node, &question),
+            Event::Answer { node, answer } => self.command(node, Command::Witness(answer)),
             Event::Fault(fault) if !self.quiet => self.strike(fault),
             Event::Fault(_) => {}
-        }
-    }
-
-    fn strike(&mut self, fault: Fault) {
-        self.say(|| format!("{fault:?}"));
-        match fault {
-            Fault::Kill(node) => self.kill(node),
-            Fault::KillWithin(node, writes) => self.kernel.borrow_mut().limit_writes(node, writes.max(1)),
-            Fault::Stop(node) => self.nodes[node].stopped = self.nodes[node].alive,
-            Fault::Continue(node) => self.resume(node),
-            Fault::Leave(node) => {
-                if self.nodes[node].is_awake() && self.nodes[node].doing == Doing::Training {
-                    self.command(node, Command::Leave);
-                }
-            }
-            Fault::Join => self.join(),
-            Fault::Cut(directions) => {
-                directions.iter().for_each(|(from, to)| self.kernel.borrow_mut().cut(*from, *to));
-            }
-            Fault::Heal(directions) => {
-                directions.iter().for_each(|(from, to)| self.kernel.borrow_mut().heal(*from, *to));
-            }
-            Fault::Reset(one, other) => self.disturb(one, other, |kernel, at| kernel.reset(at, &[0, 1])),
-            Fault::Finish(one, other) => self.disturb(one, other, Kernel::finish),
-            Fault::HalfOpen(one, other) => {
-                let side = self.random.below(2) as usize;
-                self.disturb(one, other, |kernel, at| kernel.reset(at, &[side]));
-            }
-            Fault::Damage(one, other) => {
-                let all = self.kernel.borrow().between(one, other);
-                if !all.is_empty() && one != other {
-                    let chosen = all[self.random.below(all.len() as u64) as usize];
-                    self.kernel.borrow_mut().damage(chosen);
-                }
-            }
-            Fault::Refuse(node) => self.kernel.borrow_mut().set_refuses(node, true),
-            Fault::Accept(node) => self.kernel.borrow_mut().set_refuses(node, false),
-            Fault::Doubt { node, about } => {
-                let cause = "doubted".to_owned();
-                self.command(node, Command::Report { member: member(about), loss: Loss::Suspected, cause });
-            }
-        }
-    }
-
-    /// Middleboxes stand between hosts.
-    fn disturb(&mut self, one: usize, other: usize, disturb: impl Fn(&mut Kernel, usize)) {
-        let mut kernel = self.kernel.borrow_mut();
-        if one == other {
-            return;
-        }
-        for connection in kernel.between(one, other) {
-            if kernel.medium(connection) == MemberMedium::Tcp {
-                disturb(&mut kernel, connection);
-            }
         }
     }
 
@@ -297,15 +260,42 @@ impl World {
             return self.kill(node);
         }
         self.observe(node);
+        self.ask(node);
         match next {
             Some(when) if self.nodes[node].alive => self.wake(node, when.saturating_sub(self.now)),
             _ => self.end(node),
         }
     }
 
+    /// Sends the questions of a process to the witness, which is on host 0. A cut loses them.
+    fn ask(&mut self, node: usize) {
+        let questions = std::mem::take(&mut *self.nodes[node].questions.lock().unwrap());
+        for question in questions {
+            if self.reaches_witness(node) {
+                let later = self.random.below(20 * MILLISECOND);
+                self.at(self.now + later, Event::Question { node, question });
+            }
+        }
+    }
+
+    fn answer(&mut self, node: usize, question: &[u8]) {
+        let answer = answer_as_witness(&mut self.launcher, question).expect("a question has a form");
+        if self.reaches_witness(node) {
+            let later = self.random.below(20 * MILLISECOND);
+            self.at(self.now + later, Event::Answer { node, answer });
+        }
+    }
+
+    fn reaches_witness(&self, node: usize) -> bool {
+        let kernel = self.kernel.borrow();
+        let host = kernel.host(node);
+        !kernel.is_cut(host, 0) && !kernel.is_cut(0, host)
+    }
+
     /// Looks at what a process was told in a turn.
     fn observe(&mut self, node: usize) {
-        let generation = self.nodes[node].generation().map(Arc::clone);
+        let has_withheld = self.nodes[node].core.as_ref().is_some_and(EndpointCore::has_withheld);
+        let generation = self.nodes[node].generation().filter(|_| !has_withheld).map(Arc::clone);
         if let Some(generation) = generation
             && generation.number != self.nodes[node].entered
             && generation.contains(member(node))
@@ -392,7 +382,7 @@ impl World {
         }
         for node in (0..self.nodes.len()).filter(|node| *node != about) {
             let later = self.random.below(self.plan.report_delay);
-            self.at(self.now + later, Event::Report { node, about, loss: Loss::Certain });
+            self.at(self.now + later, Event::Report { node, about });
         }
     }
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::membership::{LossEvidence, MemberId, Membership, MembershipInput, Waiting};
 
-use super::super::connection::{Connection, MemberMedium, Stage, Target, judge_end};
-use super::super::network::{MemberCall, MemberChannel, MemberNetwork, Rule};
+use super::super::connection::{Connection, ConnectionEnd, MemberMedium, Stage, Target, judge_end};
+use super::super::network::{MemberCall, MemberChannel, MemberNetwork, PeerWatch as _, Rule};
 use super::super::wire::{Answer, Packet, Whereabouts};
 use super::{ConnectionId, EndpointCore, HANDSHAKE_TIMEOUT};
 use crate::channel::Received;
@@ -116,7 +116,7 @@ impl<N: MemberNetwork> EndpointCore<N> {
             if self.network.broken_rule() == Some(Rule::RefusalProvesNothing) {
                 return self.learn(member, LossEvidence::Dead, "refused", now);
             }
-            self.learn(member, LossEvidence::Broken, "no socket listens at its address", now);
+            self.learn(member, LossEvidence::Doubted, "no socket listens at its address", now);
         }
     }
 
@@ -129,8 +129,8 @@ impl<N: MemberNetwork> EndpointCore<N> {
                     connection.flush();
                     return;
                 }
-                Ok(Received::Closed) => self.part(id, Ok(()), now),
-                Err(error) => self.part(id, Err(&error), now),
+                Ok(Received::Closed) => self.part(id, ConnectionEnd::Closed, now),
+                Err(error) => self.part(id, ConnectionEnd::Failed(&error), now),
             }
         }
     }
@@ -142,6 +142,10 @@ impl<N: MemberNetwork> EndpointCore<N> {
         match (connection.stage, Packet::decode(message)) {
             (Stage::Handshake, Some(Packet::Hello { job: theirs, member })) if theirs == job => {
                 connection.stage = Stage::Known(member);
+                if self.ending.extract_if(.., |(ending, _)| *ending == member).count() > 0 {
+                    // It lives, and what it said while it was not connected is lost.
+                    self.learn(member, LossEvidence::Broken, "its connection was closed", now);
+                }
                 self.replace(id, member, now);
                 self.drive(now, MembershipInput::Meet(member));
             }
@@ -182,17 +186,17 @@ impl<N: MemberNetwork> EndpointCore<N> {
     /// The process at the other end has ended: what it had sent has been received, unless something was cut off.
     pub(super) fn finish(&mut self, id: ConnectionId, now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        let end = connection.channel.finish();
-        self.part(id, end.as_ref().copied(), now);
+        let is_whole = connection.channel.finish().is_ok();
+        self.part(id, if is_whole { ConnectionEnd::Process } else { ConnectionEnd::ProcessCutOff }, now);
     }
 
     /// A connection has ended.
-    fn part(&mut self, id: ConnectionId, end: Result<(), &io::Error>, now: Instant) {
+    fn part(&mut self, id: ConnectionId, end: ConnectionEnd<'_>, now: Instant) {
         let Some(connection) = self.connections.remove(&id) else { return };
         self.next_dial = Some(now);
         match connection.stage {
             Stage::Handshake => {
-                if let (Some(target), Err(error)) = (connection.dialed, end) {
+                if let (Some(target), ConnectionEnd::Failed(error)) = (connection.dialed, end) {
                     log::debug!("a connection to {target:?} failed: {error}");
                     self.shared.change(|state| state.obstacle = Some(error.to_string()));
                 }
@@ -200,15 +204,30 @@ impl<N: MemberNetwork> EndpointCore<N> {
             Stage::Known(member) => {
                 let (evidence, cause) = match self.network.broken_rule() {
                     Some(Rule::ResetProvesNothing) => (LossEvidence::Ended, "its process has ended".to_owned()),
-                    _ => judge_end(connection.channel.medium(), end),
+                    _ => judge_end(end),
                 };
-                match self.connection_to(member) {
-                    None => self.learn(member, evidence, &cause, now),
-                    // Everything that came over it was received.
-                    Some(_) if evidence == LossEvidence::Ended => {}
-                    Some(other) => self.repeat_over(other, member, &cause, now),
+                match (connection.channel.into_watch().filter(|_| end.is_complete()), self.connection_to(member)) {
+                    // The other one ends as well.
+                    (Some(_), Some(_)) => {}
+                    // A process that ends has its sockets closed a moment before its pidfd says so.
+                    (Some(process), None) if evidence != LossEvidence::Ended => {
+                        self.ending.push((member, process));
+                        self.learn(member, LossEvidence::Doubted, &cause, now);
+                    }
+                    (_, None) => self.learn(member, evidence, &cause, now),
+                    (None, Some(other)) => self.repeat_over(other, member, &cause, now),
                 }
             }
+        }
+    }
+
+    /// Looks which processes have ended whose streams were read to the end.
+    pub(super) fn look_at_endings(&mut self, now: Instant) {
+        let ended: Vec<MemberId> =
+            self.ending.extract_if(.., |(_, process)| process.has_ended()).map(|(member, _)| member).collect();
+        for member in ended {
+            let (evidence, cause) = judge_end(ConnectionEnd::Process);
+            self.learn(member, evidence, &cause, now);
         }
     }
 

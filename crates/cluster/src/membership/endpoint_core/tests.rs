@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 
-use farandole_plan::membership::{Ballot, Generation, Introduction, Limits, Place, Vote, VoteKind};
+use farandole_plan::membership::{Ballot, Generation, Introduction, Limits, Place, Vote, VoteKind, VoteRecord};
 use farandole_transport::{JobId, Key};
 
 use super::super::connection::MemberMedium;
-use super::super::network::MemberCall;
+use super::super::network::{MemberCall, PeerWatch};
 use super::super::wire::{Answer, Packet, Whereabouts};
 use super::links::DIAL_PAUSE;
 use super::*;
@@ -27,11 +27,25 @@ struct Wire {
     has_room: bool,
     is_established: bool,
     is_cut_off: bool,
+    process_ended: bool,
 }
 
 type SharedWire = Rc<RefCell<Wire>>;
 
+impl PeerWatch for SharedWire {
+    fn has_ended(&self) -> bool {
+        self.borrow().process_ended
+    }
+}
+
 impl MemberChannel for SharedWire {
+    type Watch = SharedWire;
+
+    fn into_watch(self) -> Option<SharedWire> {
+        let is_here = self.borrow().medium == MemberMedium::Unix;
+        is_here.then_some(self)
+    }
+
     fn medium(&self) -> MemberMedium {
         self.borrow().medium
     }
@@ -82,7 +96,16 @@ struct Script {
 
 fn wire(medium: MemberMedium) -> SharedWire {
     let (arriving, queued) = Default::default();
-    let wire = Wire { medium, arriving, queued, taken: 0, has_room: true, is_established: true, is_cut_off: false };
+    let wire = Wire {
+        medium,
+        arriving,
+        queued,
+        taken: 0,
+        has_room: true,
+        is_established: true,
+        is_cut_off: false,
+        process_ended: false,
+    };
     Rc::new(RefCell::new(wire))
 }
 
@@ -102,6 +125,10 @@ impl MemberNetwork for Script {
     fn accept(&mut self) -> io::Result<SharedWire> {
         self.calling.pop_front().ok_or(io::ErrorKind::WouldBlock.into())
     }
+
+    fn open_votes(&mut self, _me: MemberId) {}
+
+    fn record_votes(&mut self, _record: &VoteRecord) {}
 }
 
 fn job() -> JobId {
@@ -113,7 +140,12 @@ fn generation(members: u64) -> Arc<Generation> {
         let place = Whereabouts { host: "here".into(), unix_name: id.to_string(), tcp: Vec::new() };
         Introduction { id: MemberId(id), contact: place.encode().into(), payload: Arc::from([]) }
     };
-    Arc::new(Generation { number: 1, members: (0..members).map(introduce).collect(), left_out: Vec::new() })
+    Arc::new(Generation {
+        number: 1,
+        members: (0..members).map(introduce).collect(),
+        left_out: Vec::new(),
+        witness: false,
+    })
 }
 
 /// An endpoint under test, and its clock.
@@ -233,9 +265,16 @@ fn whoever_is_asked_repeats_and_says_where_that_begins() {
 /// Member 1 votes for a generation of 0 and 1, so that 2 is left out.
 fn vote_without_2(bench: &mut Bench, coordinator: &SharedWire) {
     let base = generation(3);
-    let list = Arc::new(Generation { number: 2, members: base.members[..2].to_vec(), left_out: Vec::new() });
+    let list =
+        Arc::new(Generation { number: 2, members: base.members[..2].to_vec(), left_out: Vec::new(), witness: false });
     let voters = [0, 1].map(MemberId).into();
-    let vote = Vote { ballot: Ballot { round: 1, coordinator: 0 }, generation: list, voters, kind: VoteKind::First };
+    let vote = Vote {
+        ballot: Ballot { round: 1, coordinator: 0 },
+        generation: list,
+        voters,
+        kind: VoteKind::First,
+        witness: false,
+    };
     bench.hear(coordinator, Packet::Message(MemberMessage::Propose { base: 1, vote }));
 }
 
