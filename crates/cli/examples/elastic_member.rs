@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             lifeline.tell_generation(100 + number, vec![(number, number.to_string().into_bytes())]);
         }
     }
-    lifeline.on_loss(move |lost, notice| println!("{number} has lost {lost}: {notice}"));
+    lifeline.on_loss(move |lost, notice, _| println!("{number} has lost {lost}: {notice}"));
     let until = Path::new(&until);
     // A folder that is gone means that whoever started this has given up.
     while !until.exists() && until.parent().is_some_and(Path::exists) {

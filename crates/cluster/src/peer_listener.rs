@@ -10,14 +10,13 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddress, UnixStream};
 
 use farandole_transport::{Countdown, Key};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::launch::Socket;
 use crate::membership::Whereabouts;
+use crate::strangers;
 
 /// Connections that wait to be accepted; as many as Rust's own listeners have.
 const BACKLOG: i32 = 128;
@@ -49,11 +48,15 @@ impl PeerListener {
         Ok(net::listen(&self.0, BACKLOG)?)
     }
 
-    /// Waits for a connection.
+    /// Waits for a connection. Callers of another user are turned away.
     pub(crate) fn accept(&self) -> io::Result<Socket> {
         let socket = Socket::from(net::accept_with(&self.0, SocketFlags::CLOEXEC)?);
-        // Small messages go out at once; sockets within a host know no such option.
-        let _ = net::sockopt::set_tcp_nodelay(&socket, true);
+        if net::sockopt::socket_domain(&socket)? != AddressFamily::UNIX {
+            // Small messages go out at once.
+            let _ = net::sockopt::set_tcp_nodelay(&socket, true);
+        } else if !strangers::is_trusted(&socket) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         Ok(socket)
     }
 }
@@ -73,7 +76,8 @@ pub(crate) fn dial(contact: &[u8], own_host: &str, deadline: &Countdown) -> io::
     let nowhere = || io::Error::new(io::ErrorKind::InvalidData, "it has not said where it listens");
     let place = Whereabouts::decode(contact).ok_or_else(nowhere)?;
     if place.host == own_host {
-        return Ok(Socket::from(UnixStream::connect_addr(&UnixAddress::from_abstract_name(&place.unix_name)?)?));
+        let address = SocketAddrUnix::new_abstract_name(place.unix_name.as_bytes())?;
+        return Ok(Socket::from(strangers::connect(&address, deadline)?));
     }
     let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "it listens at no address");
     for address in &place.tcp {

@@ -39,6 +39,30 @@ fn friends(key: &Key) -> (Session, Session) {
     (initiator, responder)
 }
 
+/// Once a stream could hold a whole message while the next one waited, and its end looked clean to the other side.
+#[test]
+fn a_message_that_waits_shows_in_the_one_before_it() {
+    let (mut near, mut far) = friends(&Key::random().unwrap());
+    near.send(b"first").unwrap();
+    near.send(b"second").unwrap();
+    let written = near.next_write().to_vec();
+    near.sent(written.len());
+    assert!(near.is_mid_message());
+    far.feed(&written).unwrap();
+    assert_eq!(far.next_message(), None);
+    let rest = near.next_write().to_vec();
+    assert_eq!(rest.len(), near.outgoing().len(), "the last byte goes with the message behind it");
+    near.sent(rest.len());
+    assert!(!near.is_mid_message() && near.outgoing().is_empty());
+    far.feed(&rest).unwrap();
+    assert_eq!([far.next_message(), far.next_message()], [Some(b"first".to_vec()), Some(b"second".to_vec())]);
+    near.send(b"third").unwrap();
+    near.send(b"fourth").unwrap();
+    let written = near.next_write().to_vec();
+    far.feed(&written).unwrap();
+    assert_eq!(far.feed_end(), Err(ChannelFault::Truncated));
+}
+
 /// Sends messages of several lengths there and back over blocking channels.
 fn talk<S: Patient + Send + 'static>(near: S, far: S) {
     let key = Key::random().unwrap();

@@ -84,8 +84,9 @@ fn founders_meet_and_whoever_comes_later_is_told_whom_to_call() {
     }
     assert_eq!(host.event(), RendezvousEvent::Entering(generation(7, &[2, 6])));
     assert_eq!(host.rendezvous().seeds(8, soon()).unwrap(), [vec![2], vec![6]]);
-    // What is known is not replaced by something older.
+    // What is known is not replaced by something older, of which the owner hears to compare lists.
     members[0].tell_generation(3, generation(3, &[0]).members);
+    assert_eq!(host.event(), RendezvousEvent::Entering(generation(3, &[0])));
     host.server.learn(generation(6, &[5]));
     assert_eq!(host.rendezvous().seeds(8, soon()).unwrap(), [vec![2], vec![6]]);
     host.server.learn(generation(9, &[5]));
@@ -97,7 +98,7 @@ fn founders_meet_and_whoever_comes_later_is_told_whom_to_call() {
     });
     let mut left: Vec<u32> = left.collect();
     left.sort_unstable();
-    assert_eq!(left, [0, 2, 5], "nothing was said of older generations");
+    assert_eq!(left, [0, 2, 5]);
 }
 
 #[test]
@@ -118,15 +119,15 @@ fn the_end_of_a_member_is_told_to_all_others_and_is_not_the_end_of_the_job() {
     let (teller, told) = mpsc::channel();
     let hear = |lifeline: &Lifeline, of: u64| {
         let teller = teller.clone();
-        lifeline.on_loss(move |member, notice| teller.send((of, member, notice.kind)).unwrap());
+        lifeline.on_loss(move |member, notice, _| teller.send((of, member, notice.kind)).unwrap());
     };
     hear(&members[0], 0);
     let notice = FailureNotice::new(FailureKind::Signalled { signal: 9 });
-    host.server.lost(2, &notice);
-    host.server.lost(2, &notice);
+    host.server.lost(2, &notice, None);
+    host.server.lost(2, &notice, None);
     let killed = FailureKind::Signalled { signal: 9 };
     assert_eq!(told.recv_timeout(PATIENCE).unwrap(), (0, 2, killed));
-    host.server.lost(1, &FailureNotice::new(FailureKind::Gone));
+    host.server.lost(1, &FailureNotice::new(FailureKind::Gone), None);
     assert_eq!(told.recv_timeout(PATIENCE).unwrap(), (0, 1, FailureKind::Gone));
     // Whoever asks late hears of those before; nobody hears of its own end.
     hear(&members[1], 1);
@@ -137,6 +138,54 @@ fn the_end_of_a_member_is_told_to_all_others_and_is_not_the_end_of_the_job() {
     thread::sleep(Duration::from_millis(50));
     assert!(members.iter().all(|lifeline| lifeline.notice().is_none()));
     assert!(told.try_recv().is_err());
+}
+
+#[test]
+fn the_vote_record_of_a_dead_member_arrives_although_its_loss_was_told_before() {
+    let host = Host::new("records");
+    let members = host.begin(&[0, 1]);
+    let (teller, told) = mpsc::channel();
+    members[0].on_loss(move |member, _, votes| teller.send((member, votes.map(<[u8]>::to_vec))).unwrap());
+    let notice = |kind| FailureNotice::new(kind);
+    host.server.lost(1, &notice(FailureKind::AgentLost), None);
+    assert_eq!(told.recv_timeout(PATIENCE).unwrap(), (1, None));
+    for _ in 0..2 {
+        host.server.lost(1, &notice(FailureKind::Signalled { signal: 9 }), Some(vec![7]));
+    }
+    assert_eq!(told.recv_timeout(PATIENCE).unwrap(), (1, Some(vec![7])));
+    host.server.lost(2, &notice(FailureKind::Gone), None);
+    assert_eq!(told.recv_timeout(PATIENCE).unwrap(), (2, None), "a record is told once");
+}
+
+#[test]
+fn a_question_to_the_witness_is_answered_to_the_member_that_asked() {
+    let host = Host::new("witness");
+    let members = host.begin(&[0, 1]);
+    let (teller, told) = mpsc::channel();
+    for (number, lifeline) in members.iter().enumerate() {
+        let teller = teller.clone();
+        lifeline.on_witness_answer(move |answer| teller.send((number, answer)).unwrap());
+    }
+    members[1].witness_line()(vec![5, 6]);
+    assert_eq!(host.event(), RendezvousEvent::WitnessAsked { member: 1, question: vec![5, 6] });
+    host.server.answer_as_witness(1, vec![7]);
+    assert_eq!(told.recv_timeout(PATIENCE).unwrap(), (1, vec![7]));
+}
+
+/// A second list with a number that was known went nowhere.
+#[test]
+fn every_list_of_a_generation_is_told_to_the_owner_once() {
+    let host = Host::new("lists");
+    let members = host.begin(&[0, 1]);
+    let list = |numbers: &[u64]| numbers.iter().map(|&number| (number, vec![number as u8])).collect::<Vec<_>>();
+    let entering = |number, numbers: &[u64]| RendezvousEvent::Entering(generation(number, numbers));
+    members[0].tell_generation(3, list(&[0]));
+    assert_eq!(host.event(), entering(3, &[0]));
+    // Another host's members are in 4; both are told here all the same.
+    host.server.learn(generation(4, &[0]));
+    members[0].tell_generation(3, list(&[0]));
+    members[1].tell_generation(3, list(&[1]));
+    assert_eq!(host.event(), entering(3, &[1]));
 }
 
 #[test]

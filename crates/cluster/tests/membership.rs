@@ -400,19 +400,41 @@ fn recover(members: &[Member], wanted: Loss, since: Instant) -> (Vec<Arc<Generat
     })
 }
 
+/// The record of a member that has voted without no other.
+const NO_VOTES: [u8; 12] = [0; 12];
+
+/// What agents do: they reap the process and tell all other members.
+fn reap(process: &mut Process, id: u64, members: &[Member]) {
+    process.child.wait().unwrap();
+    members.iter().for_each(|member| member.endpoint.report_reaped(MemberId(id), &NO_VOTES, "it was reaped"));
+}
+
 #[test]
 fn survivors_of_a_killed_process_are_in_the_next_generation_at_once() {
     for medium in [Medium::Unix, Medium::Tcp] {
         for victim in [0, 1, 3] {
             let key = Key::random().unwrap();
             let own: Vec<u64> = (0..4).filter(|id| *id != victim).collect();
-            let (members, processes) = start_with_processes(&key, medium, limits(), &own, &[victim]);
+            let (members, mut processes) = start_with_processes(&key, medium, limits(), &own, &[victim]);
             let killed = processes[0].signal(Signal::KILL);
+            if matches!(medium, Medium::Tcp) {
+                reap(&mut processes[0], victim, &members);
+            }
             let (generations, took) = recover(&members, Loss::Certain, killed);
             assert!(generations.iter().all(|generation| generation.number == 2 && ids(generation) == own));
             println!("{medium:?}, member {victim} of 4 killed: {:.2} ms", took.as_secs_f64() * 1e3);
         }
     }
+}
+
+/// The end of a stream between hosts counted as the end of the process.
+#[test]
+fn between_hosts_a_closed_connection_makes_a_suspect_and_a_majority_continues() {
+    let key = Key::random().unwrap();
+    let (members, processes) = start_with_processes(&key, Medium::Tcp, impatient(), &[0, 1], &[2]);
+    let killed = processes[0].signal(Signal::KILL);
+    let generations = recover(&members, Loss::Suspected, killed).0;
+    assert!(generations.iter().all(|generation| ids(generation) == [0, 1]));
 }
 
 #[test]
@@ -439,9 +461,12 @@ fn a_killed_process_whose_children_hold_its_connections_is_lost_at_once() {
 fn the_last_of_four_goes_on_when_all_others_are_killed() {
     for medium in [Medium::Unix, Medium::Tcp] {
         let key = Key::random().unwrap();
-        let (members, processes) = start_with_processes(&key, medium, limits(), &[3], &[0, 1, 2]);
+        let (members, mut processes) = start_with_processes(&key, medium, limits(), &[3], &[0, 1, 2]);
         for process in &processes {
             process.signal(Signal::KILL);
+        }
+        if matches!(medium, Medium::Tcp) {
+            processes.iter_mut().zip(0..).for_each(|(process, id)| reap(process, id, &members));
         }
         let mut generation = recover(&members, Loss::Certain, Instant::now()).0.remove(0);
         while generation.members.len() > 1 {

@@ -16,9 +16,13 @@ use std::time::{Duration, Instant};
 
 use farandole_cluster::environment::RendezvousPoint;
 use farandole_cluster::live::{JobState, JobView, LiveEndpoint, find};
-use farandole_cluster::{Environment, RendezvousAccess, Result};
+use farandole_cluster::membership::simulated::Whereabouts;
+use farandole_cluster::membership::{Endpoint, EndpointOptions, Limits, MemberId};
+use farandole_cluster::streaming::{StateSource, StreamLimits, StreamPeer};
+use farandole_cluster::{Address, Environment, RendezvousAccess, Result, Server};
 use farandole_plan::Rank;
 use farandole_testing::{finish, wait_until};
+use farandole_transport::{JobId, Key};
 use rustix::process::{Uid, geteuid};
 
 /// What a copy of this program is told: the key socket and its rank; unset in the test run itself.
@@ -69,6 +73,36 @@ fn a_socket_of_another_user_is_not_taken_for_a_job_of_ours() {
     let found: Vec<String> = find().unwrap().into_iter().map(|job| job.name).collect();
     assert!(found.contains(&endpoint.name().unwrap().to_owned()), "{found:?}");
     assert!(!found.contains(&name), "{found:?}");
+}
+
+/// What a caller gets that says to be of another version; a listener answers that with its own version.
+fn answer_to_another_version(name: &str) -> Vec<u8> {
+    let mut caller = UnixStream::connect_addr(&address_of(name)).unwrap();
+    caller.set_read_timeout(Some(PATIENCE)).unwrap();
+    let _ = caller.write_all(b"FRNDCHN\0");
+    let mut bytes = [0; 64];
+    let count = caller.read(&mut bytes).unwrap_or_default();
+    bytes[..count].to_vec()
+}
+
+#[test]
+fn a_process_of_another_user_was_heard_at_abstract_sockets() {
+    let (key, job) = (Key::random().unwrap(), JobId::named("root test"));
+    let name_in = |contact: &[u8]| Whereabouts::decode(contact).unwrap().unix_name;
+    let rendezvous = format!("farandole-root-{}-rendezvous", std::process::id());
+    let state = Arc::new(JobState::new(JobView::default(), &[]));
+    let _server = Server::serve(&Address::UnixAbstract(rendezvous.clone()), job, 2, &key, state).unwrap();
+    let limits = Limits { min_members: 1, max_members: 2, silence: None };
+    let member = Endpoint::bind(EndpointOptions::new(key.clone(), job, limits)).unwrap();
+    member.found(MemberId(0), vec![(MemberId(0), Vec::new(), member.contact())]);
+    let source = StateSource::new(StreamLimits { least_bytes: 0, most_log: 1, bytes_per_second: None });
+    let own = StreamPeer { key: key.clone(), job, host: "here".into(), member: 0 };
+    let stream = source.listen(&own, &[]).unwrap();
+    for name in [rendezvous, name_in(&member.contact()), name_in(&stream)] {
+        let theirs = name.clone();
+        assert_eq!(as_somebody_else(move || answer_to_another_version(&theirs)), b"", "{name}");
+        assert_eq!(answer_to_another_version(&name)[..7], *b"FRNDCHN", "{name}");
+    }
 }
 
 /// A key socket that only this test uses.

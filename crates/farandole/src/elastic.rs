@@ -139,13 +139,21 @@ impl Member {
         }
         let made = Arc::new(Member::enter(elastic, access, host, silence, payload)?);
         let weak = Arc::downgrade(&made);
-        made.lifeline.on_loss(move |lost, notice| {
+        made.lifeline.on_loss(move |lost, notice, votes| {
             let Some(member) = weak.upgrade() else { return };
             let ended =
                 matches!(notice.kind, FailureKind::Exited { .. } | FailureKind::Signalled { .. } | FailureKind::Gone);
             let loss = if ended { Loss::Certain } else { Loss::Suspected };
             member.told().entry(lost).or_insert_with(|| notice.to_string());
-            member.endpoint.report(MemberId(lost), loss, notice.to_string());
+            match votes.filter(|_| ended) {
+                Some(votes) => member.endpoint.report_reaped(MemberId(lost), votes, notice.to_string()),
+                None => member.endpoint.report(MemberId(lost), loss, notice.to_string()),
+            }
+        });
+        made.endpoint.on_question(made.lifeline.witness_line());
+        let weak = Arc::downgrade(&made);
+        made.lifeline.on_witness_answer(move |answer| {
+            weak.upgrade().into_iter().for_each(|member| member.endpoint.hear_witness(answer.clone()));
         });
         *member = Some(Arc::clone(&made));
         Ok(made)
@@ -164,6 +172,7 @@ impl Member {
             host: host.to_owned(),
             listen_at: access.listen_at.clone(),
             record_in: farandole_settings::MEMBERSHIP_LOG.in_environment().map(Into::into),
+            votes_in: elastic.votes_in,
             ..EndpointOptions::new(access.key.clone(), access.job, limits)
         };
         let endpoint = Endpoint::bind(options)?;
@@ -178,7 +187,8 @@ impl Member {
                     Brought::read(*number, blob)
                         .map(|Brought { contact, payload }| (MemberId(*number), payload, contact))
                 };
-                founded = Some(endpoint.found(id, generation.members.iter().map(read).collect::<Result<_>>()?));
+                founded =
+                    Some(endpoint.found_with_witness(id, generation.members.iter().map(read).collect::<Result<_>>()?));
             }
             Entry::Joining { seeds } => {
                 let seeds: Vec<Brought> = seeds.iter().filter_map(|seed| Brought::decode(seed)).collect();
@@ -441,7 +451,7 @@ mod tests {
             contact: Arc::from([]),
         };
         let left_out = vec![(MemberId(left_out), Arc::from("it was killed"))];
-        Generation { number, members: members.iter().map(introduce).collect(), left_out }
+        Generation { number, members: members.iter().map(introduce).collect(), left_out, witness: true }
     }
 
     #[test]

@@ -97,6 +97,7 @@ pub(crate) const LAUNCHED: &[Setting] = &[
     ),
     internal("FARANDOLE_ELASTIC_MIN_NP", "With fewer members an elastic job waits."),
     internal("FARANDOLE_ELASTIC_MAX_NP", "The most members of an elastic job; unset: any number."),
+    internal("FARANDOLE_VOTES_FD", "Descriptor of the file in which a member of an elastic job records its votes."),
     internal("FARANDOLE_RESTART", "How often `farandole run --restarts` has started the whole job again."),
     internal("FARANDOLE_TRAIN_NEWS", "Where ranks of `farandole train` tell the command how far they are."),
     internal("FARANDOLE_STUDY_*", "The point of the sweep, for commands that `farandole study` starts."),

@@ -39,6 +39,7 @@ const LAUNCHERS_OWN: &[&str] = &[
     environment::ELASTIC_MEMBER,
     environment::ELASTIC_MIN_NP,
     environment::ELASTIC_MAX_NP,
+    environment::VOTES_FD,
     environment::RESTART,
 ];
 

@@ -1,10 +1,11 @@
-//! Elastic jobs over three hosts: a cut cable, a killed agent and a killed launcher end nobody elsewhere.
+//! Elastic jobs over three hosts: a cut cable, a killed agent, a killed launcher and reset connections end no member
+//! elsewhere, and split no job.
 
 use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::host::Host;
+use crate::host::{Host, Process};
 use crate::jobs::{all_gone, of_the_job};
 use crate::lab::{Family, Lab, until_within};
 use crate::running::Running;
@@ -31,9 +32,13 @@ fn end_members(lab: &Lab) {
 }
 
 fn members(host: &Host) -> usize {
+    processes(host).len()
+}
+
+fn processes(host: &Host) -> Vec<Process> {
     // A process that is about to end has no words any more.
     let is_member = |word: &String| word.ends_with("/elastic_member");
-    host.guests().iter().filter(|process| process.words.first().is_some_and(is_member)).count()
+    host.guests().into_iter().filter(|process| process.words.first().is_some_and(is_member)).collect()
 }
 
 #[test]
@@ -84,4 +89,52 @@ fn members_on_all_hosts_outlive_the_launcher() {
         lab.hosts().iter().all(|host| members(host) == 0 && of_the_job(host).is_empty())
     });
     drop(job);
+}
+
+/// A reset between launcher and agent started a second process in a slot whose process was well.
+#[test]
+fn reset_connections_to_an_agent_start_no_second_process_in_its_slot() {
+    let lab = Lab::new(3, Family::V4);
+    let mut job = job(&lab, &[]);
+    let agents = || of_the_job(lab.host(1)).iter().filter(|process| process.words[1..] == ["agent"]).count();
+    lab.reset(0, 1);
+    until_within(PATIENCE, "the host has another agent", || agents() == 2);
+    // The first process keeps the slot until it ends.
+    let member = processes(lab.host(1)).remove(0);
+    for _ in 0..100 {
+        assert_eq!(members(lab.host(1)), 1, "two processes use one slot");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    member.signal(Signal::KILL);
+    job.wait_for_output(1, "3 joins 0 1 2");
+    end_members(&lab);
+    let ended = job.wait_within(PATIENCE);
+    assert!(
+        ended.stderr.iter().any(|line| line.contains("the agent on h1") && line.contains("is lost")),
+        "{}",
+        ended.said()
+    );
+    all_gone(&lab, PATIENCE);
+}
+
+/// Resets between the hosts of two members counted as the ends of both processes, and each went on alone.
+#[cfg(feature = "train")]
+#[test]
+fn reset_connections_between_members_leave_one_history() {
+    let lab = Lab::new(3, Family::V4);
+    let words = ["train", "-H", "h1:1,h2:1", "-np", "2", "--min-np", "1", "--heartbeat-timeout", "20"];
+    let more = ["--model", "lenet", "--batch=8", "--samples", "48", "--test-samples", "16", "--epochs", "1000000"];
+    let mut job = lab.host(0).farandole(&[&words[..], &more, &["--log", "/run/lab/log.jsonl"]].concat());
+    let log = lab.host(1).path("log.jsonl");
+    until_within(PATIENCE, "both ranks train", || {
+        std::fs::read_to_string(&log).is_ok_and(|text| text.contains("\"event\":\"epoch\""))
+    });
+    for number in 2..5 {
+        lab.reset(1, 2);
+        job.wait_for_errors(1, &format!("generation {number} has the members 0 1"));
+    }
+    job.signal(Signal::INT);
+    let ended = job.wait_within(PATIENCE);
+    assert!(!ended.said().contains("has split"), "{}", ended.said());
+    all_gone(&lab, PATIENCE);
 }

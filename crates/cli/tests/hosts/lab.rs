@@ -116,6 +116,14 @@ impl Lab {
         }
     }
 
+    /// Resets all TCP connections between two hosts, as a middlebox does: what is in flight is lost, and both processes
+    /// of each connection live.
+    pub(crate) fn reset(&self, one: usize, other: usize) {
+        for (from, to) in [(one, other), (other, one)] {
+            must(self.hosts[from].command("ss").args(["--kill", "--tcp", "dst", self.hosts[to].address()]));
+        }
+    }
+
     /// The network namespaces of switch and hosts, as the kernel names them.
     pub(crate) fn networks(&self) -> Vec<PathBuf> {
         let keepers = self.hosts.iter().map(|host| host.keeper()).chain([&self.switch]);

@@ -89,8 +89,18 @@ impl Running {
 
     /// Waits until this many lines of standard output have this text in them.
     pub(crate) fn wait_for_output(&mut self, count: usize, text: &str) {
+        self.wait_for(|running| &running.stdout, count, text);
+    }
+
+    /// The same of standard error.
+    #[cfg(feature = "train")]
+    pub(crate) fn wait_for_errors(&mut self, count: usize, text: &str) {
+        self.wait_for(|running| &running.stderr, count, text);
+    }
+
+    fn wait_for(&mut self, stream: fn(&Running) -> &Lines, count: usize, text: &str) {
         let began = Instant::now();
-        while self.stdout.so_far().iter().filter(|line| line.contains(text)).count() < count {
+        while stream(self).so_far().iter().filter(|line| line.contains(text)).count() < count {
             if began.elapsed() > PATIENCE || self.outside.try_wait().unwrap().is_some() {
                 let (out, err) = (self.stdout.so_far(), self.stderr.so_far());
                 panic!("{}: `{text}` was not said {count} times\n{out:#?}\n{err:#?}", self.line);

@@ -58,18 +58,25 @@ impl<S: Read + Write + AsFd> Polled<S> {
 
     pub(super) fn new(stream: S, session: Session) -> io::Result<Polled<S>> {
         rustix::io::ioctl_fionbio(&stream, true)?;
-        Ok(Polled { stream, session })
+        Ok(Polled::over(stream, session))
+    }
+
+    /// What to poll.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl<S: Read + Write> Polled<S> {
+    /// A channel over a stream that does not block and need not have a descriptor.
+    pub fn over(stream: S, session: Session) -> Polled<S> {
+        Polled { stream, session }
     }
 
     /// Changes the length of the longest message.
     pub fn with_most_bytes(mut self, most_bytes: usize) -> Polled<S> {
         self.session = self.session.with_most_bytes(most_bytes);
         self
-    }
-
-    /// What to poll.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
     }
 
     /// The stream under the channel.
@@ -129,10 +136,31 @@ impl<S: Read + Write + AsFd> Polled<S> {
         self.session.outgoing().len()
     }
 
+    /// Says that no more bytes will arrive. An error, if something was cut off.
+    pub fn finish(&mut self) -> io::Result<()> {
+        Ok(self.session.feed_end()?)
+    }
+
+    /// Whether the stream has taken a part of a message and not its rest.
+    pub fn is_mid_message(&self) -> bool {
+        self.session.is_mid_message()
+    }
+
     /// Writes what the stream takes.
     pub fn flush(&mut self) -> io::Result<Flushed> {
+        self.flush_by(Session::outgoing)
+    }
+
+    /// The same for messages whose loss the other side must notice: while a message waits here, the stream holds a
+    /// part of the one before it, so the other side does not take the end of the stream for a clean one. See
+    /// [`Session::next_write`].
+    pub fn flush_linked(&mut self) -> io::Result<Flushed> {
+        self.flush_by(Session::next_write)
+    }
+
+    fn flush_by(&mut self, next: impl Fn(&Session) -> &[u8]) -> io::Result<Flushed> {
         while self.wants_write() {
-            match self.stream.write(self.session.outgoing()) {
+            match self.stream.write(next(&self.session)) {
                 Ok(0) => return Err(ChannelFault::Truncated.into()),
                 Ok(count) => self.session.sent(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -67,6 +67,10 @@ pub struct Session {
     outgoing: Vec<u8>,
     /// How much of `outgoing` has been sent.
     sent_bytes: usize,
+    /// Where in `outgoing` messages and handshake units end that are not completely sent.
+    ends: VecDeque<usize>,
+    /// Whether a part of the first of them has been sent.
+    is_mid_message: bool,
     /// Messages that wait until the session is established.
     early: Vec<Vec<u8>>,
     #[cfg(any(test, fuzzing))]
@@ -139,6 +143,8 @@ impl Session {
             messages: VecDeque::new(),
             outgoing: Vec::new(),
             sent_bytes: 0,
+            ends: VecDeque::new(),
+            is_mid_message: false,
             early: Vec::new(),
             #[cfg(any(test, fuzzing))]
             ephemeral: None,
@@ -208,6 +214,7 @@ impl Session {
             Stage::Ended(fault) => Err(fault.clone()),
             Stage::Open { noise, .. } => {
                 seal(noise, &mut self.outgoing, message);
+                self.ends.push_back(self.outgoing.len());
                 Ok(())
             }
             _ => {
@@ -222,16 +229,41 @@ impl Session {
         &self.outgoing[self.sent_bytes..]
     }
 
-    /// Says that so many bytes of [`Session::outgoing`] are on their way.
+    /// The next bytes for the other side, cut so that they end within a message while another one waits behind it. A
+    /// stream that takes short writes whole or not at all then never holds a complete message while the next one
+    /// waits here, unless it had taken that message before the next one was queued.
+    pub fn next_write(&self) -> &[u8] {
+        let rest_of = |end: &usize| end - self.sent_bytes;
+        let mut ends = self.ends.iter().map(rest_of).filter(|rest| *rest > 1);
+        match (ends.next(), ends.next()) {
+            (Some(first), Some(_)) => &self.outgoing()[..first - 1],
+            _ => self.outgoing(),
+        }
+    }
+
+    /// Whether the stream has taken a part of a message whose rest is in [`Session::outgoing`].
+    pub fn is_mid_message(&self) -> bool {
+        self.is_mid_message
+    }
+
+    /// Says that `bytes` bytes of [`Session::outgoing`] are on their way.
     pub fn sent(&mut self, bytes: usize) {
         self.sent_bytes += bytes;
         assert!(self.sent_bytes <= self.outgoing.len(), "invariant: only what was outgoing can have been sent");
+        let mut is_at_end = bytes == 0 && !self.is_mid_message;
+        while let Some(end) = self.ends.front().copied().filter(|end| *end <= self.sent_bytes) {
+            is_at_end = end == self.sent_bytes;
+            self.ends.pop_front();
+        }
+        self.is_mid_message = !is_at_end && self.sent_bytes < self.outgoing.len();
         if self.sent_bytes == self.outgoing.len() {
             self.outgoing.clear();
+            self.ends.clear();
             self.sent_bytes = 0;
         } else if self.sent_bytes > self.outgoing.len() / 2 {
             // A queue that never runs empty must not grow for ever. What is moved is less than what was sent.
             self.outgoing.drain(..self.sent_bytes);
+            self.ends.iter_mut().for_each(|end| *end -= self.sent_bytes);
             self.sent_bytes = 0;
         }
     }
@@ -365,6 +397,7 @@ impl Session {
         };
         for message in self.early.drain(..) {
             seal(&mut noise, &mut self.outgoing, &message);
+            self.ends.push_back(self.outgoing.len());
         }
         self.stage = Stage::Open { noise, frame: Frame::Length };
         self.unit_bytes = LENGTH_BYTES;

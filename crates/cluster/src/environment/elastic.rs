@@ -7,6 +7,7 @@
 //! | `FARANDOLE_ELASTIC_MIN_NP` | with fewer members the job waits |
 //! | `FARANDOLE_ELASTIC_MAX_NP` | the job never has more members; any number where it is not set |
 //! | `FARANDOLE_ELASTIC_TIMEOUT` | how many seconds the job waits, at most |
+//! | `FARANDOLE_VOTES_FD` | an open descriptor: this process records its votes there |
 //!
 //! Both of the first two have to be there: a user may set the first one, or Horovod's, for a job of a fixed size.
 
@@ -23,6 +24,8 @@ pub const ELASTIC_MEMBER: &str = "FARANDOLE_ELASTIC_MEMBER";
 pub const ELASTIC_MIN_NP: &str = "FARANDOLE_ELASTIC_MIN_NP";
 /// The variable that holds the largest number of members of an elastic job.
 pub const ELASTIC_MAX_NP: &str = "FARANDOLE_ELASTIC_MAX_NP";
+/// The variable that holds the descriptor of the file in which a member records its votes.
+pub const VOTES_FD: &str = "FARANDOLE_VOTES_FD";
 /// The variable that says how often the whole job has been started again.
 pub const RESTART: &str = "FARANDOLE_RESTART";
 
@@ -37,6 +40,8 @@ pub struct ElasticMember {
     pub max_np: usize,
     /// How long the job waits, at most.
     pub timeout: Duration,
+    /// The descriptor of the file in which it records its votes for its agent.
+    pub votes_in: Option<u32>,
 }
 
 impl ElasticMember {
@@ -55,7 +60,8 @@ impl ElasticMember {
             return Err(wrong(ELASTIC_MAX_NP, format!("{max_np} is less than {ELASTIC_MIN_NP}, {min_np}")));
         }
         let timeout = settings::ELASTIC_TIMEOUT.read(|name| variables.text(name)).map_err(read)?;
-        Ok(Some(ElasticMember { number, min_np, max_np, timeout }))
+        let votes_in = variables.value(VOTES_FD, "the number of a descriptor")?;
+        Ok(Some(ElasticMember { number, min_np, max_np, timeout, votes_in }))
     }
 }
 
@@ -79,10 +85,15 @@ mod tests {
             (ELASTIC_MIN_NP, "2"),
             (ELASTIC_MAX_NP, "4"),
             ("HOROVOD_ELASTIC_TIMEOUT", "2.5"),
+            (VOTES_FD, "9"),
         ];
         let timeout = Duration::from_millis(2500);
-        assert_eq!(read(&all).unwrap(), Some(ElasticMember { number: 5, min_np: 2, max_np: 4, timeout }));
-        let least = ElasticMember { number: 5, min_np: 1, max_np: usize::MAX, timeout: Duration::from_secs(600) };
+        assert_eq!(
+            read(&all).unwrap(),
+            Some(ElasticMember { number: 5, min_np: 2, max_np: 4, timeout, votes_in: Some(9) })
+        );
+        let timeout = Duration::from_secs(600);
+        let least = ElasticMember { number: 5, min_np: 1, max_np: usize::MAX, timeout, votes_in: None };
         assert_eq!(read(&all[..2]).unwrap(), Some(least));
     }
 

@@ -48,7 +48,7 @@ use farandole_plan::Rank;
 use farandole_settings as settings;
 use farandole_transport::{JobId, Key};
 
-pub use elastic::{ELASTIC_MAX_NP, ELASTIC_MEMBER, ELASTIC_MIN_NP, ElasticMember, RESTART};
+pub use elastic::{ELASTIC_MAX_NP, ELASTIC_MEMBER, ELASTIC_MIN_NP, ElasticMember, RESTART, VOTES_FD};
 pub use launcher::{Launcher, RankPosition, StoreRank};
 pub use rendezvous_access::RendezvousAccess;
 

@@ -4,6 +4,7 @@
 //! else. Callers prove that they hold the job's key before anything they say is read; who does not is forgotten after a
 //! moment.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,18 +17,18 @@ use super::socket::Socket;
 use super::{addresses, ssh};
 use crate::channel::{ChannelPurpose, Polled, Received};
 use crate::error::{Error, Result};
+use crate::strangers;
 
 /// A handshake that takes longer is dropped; the agent calls again.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// More callers than this at once, beyond the hosts of the job, and the oldest goes.
-const MOST_CALLERS: usize = 256;
 
 /// The listening sockets and whoever is shaking hands.
 #[derive(Debug, Default)]
 pub(super) struct AgentListener {
     listeners: Vec<TcpListener>,
-    callers: Vec<(Polled<Socket>, Instant)>,
+    /// By age.
+    callers: BTreeMap<u64, (Polled<Socket>, Instant)>,
+    next_id: u64,
 }
 
 /// Somebody who holds the key.
@@ -59,7 +60,7 @@ impl AgentListener {
                 io::Error::new(io::ErrorKind::AddrNotAvailable, "this host has no address that others could call");
             return Err(Error::local("listening for agents", none));
         }
-        Ok(AgentListener { listeners, callers: Vec::new() })
+        Ok(AgentListener { listeners, ..AgentListener::default() })
     }
 
     /// Listens where one more host can reach us, unless the user has said where.
@@ -81,25 +82,24 @@ impl AgentListener {
 
     /// What to poll for reading.
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.listeners.iter().map(AsFd::as_fd).chain(self.callers.iter().map(|(caller, _)| caller.fd()))
+        self.listeners.iter().map(AsFd::as_fd).chain(self.callers.values().map(|(caller, _)| caller.fd()))
     }
 
     /// Takes new callers in and gives out those that have proved themselves.
     pub(super) fn answer(&mut self, key: &Key, now: Instant) -> Vec<Caller> {
         for listener in &self.listeners {
             while let Ok((stream, _)) = listener.accept() {
-                if self.callers.len() >= MOST_CALLERS {
-                    self.callers.remove(0);
-                }
+                strangers::make_room(&mut self.callers, |_| true);
                 if let Ok(caller) =
                     Socket::from_tcp(stream).and_then(|wire| Polled::accept(wire, key, ChannelPurpose::Agent))
                 {
-                    self.callers.push((caller, now));
+                    self.callers.insert(self.next_id, (caller, now));
+                    self.next_id += 1;
                 }
             }
         }
         let mut proved = Vec::new();
-        for (mut caller, since) in std::mem::take(&mut self.callers) {
+        for (id, (mut caller, since)) in std::mem::take(&mut self.callers) {
             // The handshake happens inside. An agent speaks as soon as it is over, so the first message may come with
             // its end.
             let heard = caller.receive();
@@ -109,7 +109,7 @@ impl AgentListener {
                     proved.push(Caller { host, channel: caller, first: Some(first) });
                 }
                 (Ok(Received::NothingYet), None) if now.saturating_duration_since(since) < PATIENCE => {
-                    self.callers.push((caller, since));
+                    self.callers.insert(id, (caller, since));
                 }
                 _ => {}
             }
@@ -151,7 +151,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        (AgentListener { listeners: vec![listener], callers: Vec::new() }, address)
+        (AgentListener { listeners: vec![listener], ..AgentListener::default() }, address)
     }
 
     #[test]
@@ -179,7 +179,7 @@ mod tests {
                 stranger
             })
             .collect();
-        assert!(agent_listener.callers.len() <= MOST_CALLERS);
+        assert!(agent_listener.callers.len() <= strangers::MOST_STRANGERS);
         let agent_key = key.clone();
         let agent = std::thread::spawn(move || {
             let wire = Socket::from_tcp(TcpStream::connect(address).unwrap()).unwrap();

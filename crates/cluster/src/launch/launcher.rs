@@ -20,7 +20,7 @@ use super::agent_listener::{AgentListener, Caller};
 use super::elastic::discovery::Discovery;
 use super::job_spec::{Colour, JobSpec, Verbose};
 use super::live_publisher::LivePublisher;
-use super::message::{AgentReport, Directive, HowEnded, OutputStream, decode, encode};
+use super::message::{AgentReport, Directive, HowEnded, OutputStream, ProcessStart, decode, encode};
 use super::output::{Painted, Screen, Writer};
 use super::overseer::Overseer;
 use super::process_tree;
@@ -305,7 +305,7 @@ impl Launcher<'_> {
             AgentReport::Ready { pid, host_name, .. } => {
                 self.screen.say(&format!("the agent on {name} ({host_name}, pid {pid}) is there"));
             }
-            AgentReport::Started { rank, pid } => {
+            AgentReport::Started { rank, process: ProcessStart { pid, .. } } => {
                 self.screen.say(&format!("{who} {rank} runs on {name} (pid {pid})"));
             }
             AgentReport::Ended { rank, how, after_us } => {

@@ -65,7 +65,7 @@ impl LivePublisher {
     /// Records what an agent reports of its ranks.
     pub(super) fn hear(&self, report: &AgentReport, now: Instant) {
         match report {
-            AgentReport::Started { rank, pid } => self.state.started(*rank, *pid, None),
+            AgentReport::Started { rank, process } => self.state.started(*rank, process.pid, None),
             AgentReport::Stopped { rank, .. } => self.state.stopped(*rank),
             AgentReport::Continued { rank } => self.state.continued(*rank),
             AgentReport::Ended { rank, how, .. } => self.state.ended(*rank, LiveState::Ended, how.to_string()),

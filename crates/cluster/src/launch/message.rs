@@ -57,6 +57,15 @@ pub enum Directive {
         /// What.
         #[serde(with = "failure_notice")]
         notice: FailureNotice,
+        /// The record of its votes, if its agent has read it.
+        votes: Option<Vec<u8>>,
+    },
+    /// Pass on the answer of the witness to a member of an elastic job.
+    WitnessAnswer {
+        /// Its number.
+        member: u32,
+        /// The answer.
+        answer: Vec<u8>,
     },
     /// Ask one member of an elastic job to end, and end it if it has not after so many milliseconds.
     EndMember {
@@ -66,8 +75,17 @@ pub enum Directive {
         grace_ms: u64,
     },
     /// Say which of these members of an elastic job have no process here any more: an agent before this one has started
-    /// them, with these process numbers.
-    Seek(Vec<(u32, u32)>),
+    /// them.
+    Seek(Vec<(u32, ProcessStart)>),
+}
+
+/// A process of a host: its number can be used again, at another time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessStart {
+    /// Its number.
+    pub pid: u32,
+    /// When it started, in clock ticks since the host did; 0: unknown.
+    pub ticks: u64,
 }
 
 /// Everything that an agent needs to start its ranks.
@@ -170,7 +188,7 @@ pub enum AgentReport {
         /// Which.
         rank: u32,
         /// Its process.
-        pid: u32,
+        process: ProcessStart,
     },
     /// A rank could not be started, or the whole order could not be carried out.
     NotStarted {
@@ -291,6 +309,20 @@ pub enum AgentReport {
     Entering(Generation),
     /// These members have no process here any more; asked for by [`Directive::Seek`].
     NotThere(Vec<u32>),
+    /// The process of a member of an elastic job has ended without leaving in order. Precedes [`AgentReport::Ended`].
+    Reaped {
+        /// Its number.
+        member: u32,
+        /// The record of its votes, if it has opened its vote file.
+        votes: Option<Vec<u8>>,
+    },
+    /// A member of an elastic job asks the witness.
+    WitnessAsked {
+        /// Its number.
+        member: u32,
+        /// The question.
+        question: Vec<u8>,
+    },
 }
 
 /// Where a rank wrote something.
@@ -440,9 +472,12 @@ mod tests {
             ("pronounce", encode(&Directive::Pronounce { notice, epoch: Some(3) })),
             ("end", encode(&Directive::End { grace_ms: 5000 })),
             ("found", encode(&Directive::Found(generation.clone()))),
-            ("member_lost", encode(&Directive::MemberLost { member: 3, notice: lost })),
+            ("member_lost", encode(&Directive::MemberLost { member: 3, notice: lost, votes: Some(vec![1]) })),
             ("end_member", encode(&Directive::EndMember { member: 3, grace_ms: 0 })),
-            ("seek", encode(&Directive::Seek(vec![(3, 70_000)]))),
+            ("seek", encode(&Directive::Seek(vec![(3, ProcessStart { pid: 70_000, ticks: 1 })]))),
+            ("witness_answer", encode(&Directive::WitnessAnswer { member: 3, answer: vec![1] })),
+            ("reaped", encode(&AgentReport::Reaped { member: 3, votes: Some(vec![1]) })),
+            ("witness_asked", encode(&AgentReport::WitnessAsked { member: 3, question: vec![1] })),
             ("not_there", encode(&AgentReport::NotThere(vec![3]))),
             ("entered", encode(&AgentReport::Entered { member: 7, blob: vec![1] })),
             ("entering", encode(&AgentReport::Entering(generation))),

@@ -223,7 +223,7 @@ impl Supervision {
                 self.hosts[host].probed = Some(attempts);
                 self.look_at_the_map(now);
             }
-            AgentReport::Started { rank, pid } => self.rank_mut(rank, |state| state.pid = Some(pid)),
+            AgentReport::Started { rank, process } => self.rank_mut(rank, |state| state.pid = Some(process.pid)),
             AgentReport::NotStarted { rank, why } => self.fail(host, rank, What::NotStarted(why), now),
             // The driver shows output itself and keeps its tail here.
             AgentReport::Output { rank, stream, bytes } => self.keep_tail(rank, stream, &bytes),
@@ -267,6 +267,8 @@ impl Supervision {
             | AgentReport::Samples(_)
             | AgentReport::Alive
             | AgentReport::Entered { .. }
+            | AgentReport::Reaped { .. }
+            | AgentReport::WitnessAsked { .. }
             | AgentReport::EntryWithdrawn { .. }
             | AgentReport::Entering(_)
             | AgentReport::NotThere(_) => {}

@@ -64,6 +64,7 @@ const OWN: &[&str] = &[
     crate::environment::ELASTIC_MEMBER,
     crate::environment::ELASTIC_MIN_NP,
     crate::environment::ELASTIC_MAX_NP,
+    crate::environment::VOTES_FD,
     crate::environment::RESTART,
     "HOROVOD_RANK",
     "HOROVOD_SIZE",

@@ -1,6 +1,6 @@
 //! A process's handle on the membership of its job.
 //!
-//! All the work is done by one thread (`endpoint_loop`); this handle sends it commands and waits for what it decides.
+//! All the work is done by one thread (`endpoint_thread`); this handle sends it commands and waits for what it decides.
 //! One thread of the process is at the boundary at a time.
 
 use std::collections::BTreeMap;
@@ -12,16 +12,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farandole_plan::membership::{ConfirmRefusal, Generation, Introduction, Limits, Loss, MemberId, Waiting};
+use farandole_plan::membership::{
+    ConfirmRefusal, Generation, Introduction, Limits, Loss, LossEvidence, MemberId, Waiting,
+};
 use farandole_transport::descriptors::make_room;
 use farandole_transport::{Countdown, JobId, Key};
 
-use super::connection::MemberListener;
-use super::endpoint_loop::{EndpointLoop, GOODBYE_PATIENCE};
+use super::connection::{MemberListener, Sockets};
+use super::endpoint_core::EndpointCore;
+use super::endpoint_thread::{self, GOODBYE_PATIENCE};
+use super::vote_file::decode_votes;
 use super::wire::Whereabouts;
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
+use crate::strangers::MOST_STRANGERS;
 
 /// The thread reads, seals and calls back; the largest thing on its stack is a read buffer of 8 KB.
 const STACK_BYTES: usize = 256 << 10;
@@ -47,12 +52,15 @@ pub struct EndpointOptions {
     pub limits: Limits,
     /// The folder in which this member's decisions are recorded, if they are.
     pub record_in: Option<PathBuf>,
+    /// The descriptor of the file in which it records its votes for its agent, if it has one.
+    pub votes_in: Option<u32>,
 }
 
 impl EndpointOptions {
     /// For a job on this host.
     pub fn new(key: Key, job: JobId, limits: Limits) -> EndpointOptions {
-        EndpointOptions { key, job, host: environment::this_host(), listen_at: Vec::new(), limits, record_in: None }
+        let (host, listen_at) = (environment::this_host(), Vec::new());
+        EndpointOptions { key, job, host, listen_at, limits, record_in: None, votes_in: None }
     }
 }
 
@@ -97,25 +105,52 @@ pub struct Endpoint {
 
 /// What the endpoint's thread is to do.
 #[derive(Debug)]
-pub(super) enum Command {
-    Found { me: MemberId, generation: Arc<Generation> },
-    Join { me: MemberId, seeds: Vec<Vec<u8>> },
+pub enum Command {
+    /// Begin as a member of the first generation.
+    Found {
+        /// The number of this process.
+        me: MemberId,
+        /// The first generation.
+        generation: Arc<Generation>,
+    },
+    /// Begin as a candidate.
+    Join {
+        /// The number of this process.
+        me: MemberId,
+        /// Contacts of members.
+        seeds: Vec<Vec<u8>>,
+    },
+    /// Come to the boundary with this payload.
     Come(Vec<u8>),
+    /// Leave, unless the next generation has been installed.
     GiveUp,
+    /// Ask whether this process is still in the job; the answer has the same number.
     Confirm(u64),
-    Report { member: MemberId, loss: Loss, cause: String },
+    /// Another process has noticed a loss.
+    Report {
+        /// Which member.
+        member: MemberId,
+        /// What was seen.
+        evidence: LossEvidence,
+        /// In which words.
+        cause: String,
+    },
+    /// The answer of the witness.
+    Witness(Vec<u8>),
+    /// Leave in order.
     Leave,
 }
 
 type OnLoss = Box<dyn Fn(&LossNotice) + Send>;
 type OnBoundary = Box<dyn Fn(u64, MemberId) + Send>;
+type OnQuestion = Box<dyn Fn(Vec<u8>) + Send>;
 
 /// What the endpoint's thread and the handle share.
 #[derive(Default)]
-pub(super) struct Shared {
+pub struct Shared {
     /// Locked by the thread when something is decided or lost, and while the callback runs; by the process when it
     /// waits, asks or sets the callback.
-    state: Mutex<State>,
+    state: Mutex<EndpointState>,
     changed: Condvar,
     /// The next question of [`Endpoint::confirm`], counted by the threads that ask; orders nothing.
     next_nonce: AtomicU64,
@@ -123,31 +158,43 @@ pub(super) struct Shared {
     pub(super) candidates: AtomicUsize,
 }
 
+/// What a process is told by its endpoint.
 #[derive(Default)]
-pub(super) struct State {
-    pub(super) generation: Option<Arc<Generation>>,
+pub struct EndpointState {
+    /// The generation that this process is in.
+    pub generation: Option<Arc<Generation>>,
     /// Set when somebody who is at the boundary gets what it waits for.
-    pub(super) outcome: Option<Outcome>,
+    pub outcome: Option<BoundaryOutcome>,
     /// Answers to [`Endpoint::confirm`], by nonce, until the thread that has asked takes them.
     confirmed: BTreeMap<u64, std::result::Result<u64, ConfirmRefusal>>,
-    pub(super) waiting: Option<Waiting>,
+    /// What it waits for there.
+    pub waiting: Option<Waiting>,
     /// Why the last attempt to connect to somebody failed.
     pub(super) obstacle: Option<String>,
     /// Losses in the current generation; a callback that comes later hears of them.
-    notices: Vec<LossNotice>,
+    pub notices: Vec<LossNotice>,
     on_loss: Option<OnLoss>,
     /// Who was first at the boundary of which generation, as far as this process was told.
-    called: Option<(u64, MemberId)>,
+    pub called: Option<(u64, MemberId)>,
     on_boundary: Option<OnBoundary>,
+    on_question: Option<OnQuestion>,
     /// Set when the thread has ended.
     pub(super) over: bool,
 }
 
 /// How a stay at the boundary has ended.
 #[derive(Clone, Debug)]
-pub(super) enum Outcome {
+pub enum BoundaryOutcome {
+    /// This process is in the next generation.
     Installed(Arc<Generation>),
-    Evicted { generation: u64, cause: String },
+    /// The others have continued without it.
+    Evicted {
+        /// In this generation.
+        generation: u64,
+        /// Why.
+        cause: String,
+    },
+    /// Its deadline has passed.
     GaveUp,
 }
 
@@ -162,8 +209,8 @@ impl Endpoint {
             let listening = |error| Error::local(format!("listening for members at {at}"), error);
             listeners.push(MemberListener::tcp(*at).map_err(listening)?);
         }
-        // Each other member takes a connection and, on this host, a pidfd.
-        let descriptors = 2 * options.limits.max_members.min(MOST_RESERVED) as u64;
+        // Each other member, and each stranger, takes a connection and, on this host, a pidfd.
+        let descriptors = 2 * (options.limits.max_members.min(MOST_RESERVED) + MOST_STRANGERS) as u64;
         if let Err(error) = make_room(descriptors, || "the connections of an elastic job's members".into()) {
             log::warn!("{error}");
         }
@@ -171,15 +218,24 @@ impl Endpoint {
         let contact = Whereabouts { host: options.host.clone(), unix_name, tcp }.encode();
         let commands = Mailbox::new().map_err(starting)?;
         let shared = Arc::<Shared>::default();
-        let silence = options.limits.silence.unwrap_or(CONFIRM_PATIENCE);
-        let endpoint_loop =
-            EndpointLoop::new(options, contact.clone(), listeners, commands.clone(), Arc::clone(&shared));
+        let (key, host) = (options.key.clone(), options.host.clone());
+        let network = Sockets { listeners, key, host, votes_in: options.votes_in, votes: None };
+        let (began, silence) = (Instant::now(), options.limits.silence);
+        let core = EndpointCore::new(options, contact.clone(), network, Arc::clone(&shared), began);
+        let (inbox, told) = (commands.clone(), Arc::clone(&shared));
         let thread = std::thread::Builder::new()
             .name("membership".into())
             .stack_size(STACK_BYTES)
-            .spawn(move || endpoint_loop.run())
+            .spawn(move || endpoint_thread::run(core, &inbox, told, began, silence.unwrap_or_default()))
             .map_err(starting)?;
-        Ok(Endpoint { contact, commands, shared, silence, pid: std::process::id(), thread: Some(thread) })
+        Ok(Endpoint {
+            contact,
+            commands,
+            shared,
+            silence: silence.unwrap_or(CONFIRM_PATIENCE),
+            pid: std::process::id(),
+            thread: Some(thread),
+        })
     }
 
     /// Where this endpoint listens, for the others.
@@ -188,15 +244,24 @@ impl Endpoint {
     }
 
     /// Begins as a member of the first generation, whose members, with what they bring along and their contacts, are
-    /// known to all of them in the same order.
+    /// known to all of them in the same order. The job has no witness.
     pub fn found(&self, me: MemberId, members: Vec<(MemberId, Vec<u8>, Vec<u8>)>) -> Arc<Generation> {
+        self.found_as(me, members, false)
+    }
+
+    /// The same in a job whose launcher is the witness. All members begin in the same way.
+    pub fn found_with_witness(&self, me: MemberId, members: Vec<(MemberId, Vec<u8>, Vec<u8>)>) -> Arc<Generation> {
+        self.found_as(me, members, true)
+    }
+
+    fn found_as(&self, me: MemberId, members: Vec<(MemberId, Vec<u8>, Vec<u8>)>, witness: bool) -> Arc<Generation> {
         let introduce = |(id, payload, contact): (MemberId, Vec<u8>, Vec<u8>)| Introduction {
             id,
             contact: contact.into(),
             payload: payload.into(),
         };
         let members = members.into_iter().map(introduce).collect();
-        let generation = Arc::new(Generation { number: 1, members, left_out: Vec::new() });
+        let generation = Arc::new(Generation { number: 1, members, left_out: Vec::new(), witness });
         assert!(generation.contains(me), "invariant: whoever founds a generation is in it");
         self.shared.enter(Arc::clone(&generation));
         self.commands.post(Command::Found { me, generation: Arc::clone(&generation) });
@@ -207,8 +272,9 @@ impl Endpoint {
     /// members, as far as known. Whoever was evicted can come back so, with a number that nobody has had.
     pub fn join(&self, me: MemberId, seeds: Vec<Vec<u8>>) {
         self.shared.change(|state| {
-            let (on_loss, on_boundary) = (state.on_loss.take(), state.on_boundary.take());
-            *state = State { on_loss, on_boundary, ..State::default() };
+            let callbacks = (state.on_loss.take(), state.on_boundary.take(), state.on_question.take());
+            let (on_loss, on_boundary, on_question) = callbacks;
+            *state = EndpointState { on_loss, on_boundary, on_question, ..EndpointState::default() };
         });
         self.commands.post(Command::Join { me, seeds });
     }
@@ -223,7 +289,7 @@ impl Endpoint {
             return Err(Error::NoGeneration { waited: Duration::ZERO, cause });
         }
         let mut state = self.shared.state();
-        if !matches!(state.outcome, Some(Outcome::Evicted { .. })) {
+        if !matches!(state.outcome, Some(BoundaryOutcome::Evicted { .. })) {
             state.outcome = None;
             self.commands.post(Command::Come(payload));
         }
@@ -231,9 +297,11 @@ impl Endpoint {
         loop {
             let waited = began.elapsed();
             match state.outcome.clone() {
-                Some(Outcome::Installed(generation)) => return Ok(generation),
-                Some(Outcome::Evicted { generation, cause }) => return Err(Error::Evicted { generation, cause }),
-                Some(Outcome::GaveUp) => return Err(no_generation(&state, waited)),
+                Some(BoundaryOutcome::Installed(generation)) => return Ok(generation),
+                Some(BoundaryOutcome::Evicted { generation, cause }) => {
+                    return Err(Error::Evicted { generation, cause });
+                }
+                Some(BoundaryOutcome::GaveUp) => return Err(no_generation(&state, waited)),
                 None if state.over => return Err(no_generation(&state, waited)),
                 None => {}
             }
@@ -264,7 +332,7 @@ impl Endpoint {
             if let Some(outcome) = state.confirmed.remove(&nonce) {
                 return match (outcome, &state.outcome) {
                     (Ok(generation), _) => Ok(generation),
-                    (Err(ConfirmRefusal::NotMember), Some(Outcome::Evicted { generation, .. })) => {
+                    (Err(ConfirmRefusal::NotMember), Some(BoundaryOutcome::Evicted { generation, .. })) => {
                         let refusal = ConfirmRefusal::LeftOut { generation: *generation };
                         Err(Error::Unconfirmed(refusal.to_string()))
                     }
@@ -298,7 +366,25 @@ impl Endpoint {
     /// Says that somebody else has noticed a loss: certain, if its process was seen to end; suspected, if somebody has
     /// trouble with it. A suspect that is heard of within two heartbeats is none.
     pub fn report(&self, member: MemberId, loss: Loss, cause: impl Into<String>) {
-        self.commands.post(Command::Report { member, loss, cause: cause.into() });
+        let evidence = if loss == Loss::Certain { LossEvidence::Dead } else { LossEvidence::Doubted };
+        self.commands.post(Command::Report { member, evidence, cause: cause.into() });
+    }
+
+    /// Says that an agent has reaped the process of a member, and what it has read in its vote file.
+    pub fn report_reaped(&self, member: MemberId, votes: &[u8], cause: impl Into<String>) {
+        let evidence = decode_votes(votes).map_or(LossEvidence::Dead, LossEvidence::Reaped);
+        self.commands.post(Command::Report { member, evidence, cause: cause.into() });
+    }
+
+    /// Calls back with each question to the witness, on the endpoint's thread, under the rules of
+    /// [`Endpoint::on_loss`]. Questions that get no answer are repeated.
+    pub fn on_question(&self, callback: impl Fn(Vec<u8>) + Send + 'static) {
+        self.shared.set_on_question(callback);
+    }
+
+    /// The witness has answered.
+    pub fn hear_witness(&self, answer: Vec<u8>) {
+        self.commands.post(Command::Witness(answer));
     }
 
     /// Calls back when a member of the current generation is lost, or this process is evicted: on the endpoint's
@@ -361,22 +447,28 @@ impl Drop for Endpoint {
 }
 
 impl Shared {
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    /// Sets what is called with each question to the witness.
+    pub fn set_on_question(&self, callback: impl Fn(Vec<u8>) + Send + 'static) {
+        self.state().on_question = Some(Box::new(callback));
+    }
+
+    /// What the process was told.
+    pub fn state(&self) -> MutexGuard<'_, EndpointState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes what a waiting thread looks at, and wakes it.
-    pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
+    pub(super) fn change(&self, change: impl FnOnce(&mut EndpointState)) {
         change(&mut self.state());
         self.changed.notify_all();
     }
 
     /// Notes that this process is in a generation.
-    pub(super) fn enter(&self, generation: Arc<Generation>) {
+    pub fn enter(&self, generation: Arc<Generation>) {
         self.change(|state| {
             state.notices.clear();
             (state.waiting, state.called) = (None, None);
-            state.outcome = Some(Outcome::Installed(Arc::clone(&generation)));
+            state.outcome = Some(BoundaryOutcome::Installed(Arc::clone(&generation)));
             state.generation = Some(generation);
         });
     }
@@ -392,13 +484,19 @@ impl Shared {
     /// Notes that this process takes part no more, unless it has got what it came for.
     pub(super) fn give_up(&self) {
         self.change(|state| {
-            state.outcome.get_or_insert(Outcome::GaveUp);
+            state.outcome.get_or_insert(BoundaryOutcome::GaveUp);
         });
     }
 
     /// Notes the answer to a question.
     pub(super) fn confirm(&self, nonce: u64, outcome: std::result::Result<u64, ConfirmRefusal>) {
         self.change(|state| drop(state.confirmed.insert(nonce, outcome)));
+    }
+
+    pub(super) fn ask_witness(&self, question: Vec<u8>) {
+        if let Some(on_question) = &self.state().on_question {
+            on_question(question);
+        }
     }
 
     pub(super) fn call(&self, generation: u64, by: MemberId) {
@@ -410,7 +508,7 @@ impl Shared {
     }
 }
 
-fn no_generation(state: &State, waited: Duration) -> Error {
+fn no_generation(state: &EndpointState, waited: Duration) -> Error {
     let cause = match (&state.waiting, &state.obstacle) {
         (Some(Waiting::Welcome), Some(obstacle)) => format!("{}: {obstacle}", Waiting::Welcome),
         (Some(waiting), _) => waiting.to_string(),

@@ -21,7 +21,10 @@ use farandole_plan::membership::{
     GenerationHistory, Limits, Loss, LossEvidence, MemberId, MembershipEffect, MembershipInput, MembershipStart, Replay,
 };
 
-use super::wire::{put_generation, put_message, read_any_message, read_generation};
+use super::wire::{
+    encode_request, put_answer, put_generation, put_message, put_vote_record, read_answer, read_any_message,
+    read_generation, read_vote_record,
+};
 use crate::encoding::{Reader, put_bytes, put_option, put_text, put_u64};
 use crate::error::{Error, Result};
 
@@ -124,7 +127,11 @@ pub(super) fn encode_input(at: Duration, input: &MembershipInput) -> Vec<u8> {
                 LossEvidence::Dead => 1,
                 LossEvidence::Broken => 2,
                 LossEvidence::Doubted => 3,
+                LossEvidence::Reaped(_) => 4,
             });
+            if let LossEvidence::Reaped(record) = evidence {
+                put_vote_record(&mut bytes, record);
+            }
             put_text(&mut bytes, cause);
         }
         MembershipInput::Hear { from, message } => {
@@ -136,6 +143,10 @@ pub(super) fn encode_input(at: Duration, input: &MembershipInput) -> Vec<u8> {
         MembershipInput::Confirm(nonce) => {
             bytes.push(6);
             put_u64(&mut bytes, *nonce);
+        }
+        MembershipInput::HearWitness(answer) => {
+            bytes.push(7);
+            put_answer(&mut bytes, answer);
         }
     }
     bytes
@@ -156,6 +167,7 @@ fn decode_input(bytes: &[u8]) -> Option<(Duration, MembershipInput, &[u8])> {
                 1 => LossEvidence::Dead,
                 2 => LossEvidence::Broken,
                 3 => LossEvidence::Doubted,
+                4 => LossEvidence::Reaped(read_vote_record(&mut reader)?),
                 _ => return None,
             },
             cause: reader.text()?.into(),
@@ -163,6 +175,7 @@ fn decode_input(bytes: &[u8]) -> Option<(Duration, MembershipInput, &[u8])> {
         4 => MembershipInput::Hear { from: MemberId(reader.u64()?), message: read_any_message(&mut reader)? },
         5 => MembershipInput::Tick,
         6 => MembershipInput::Confirm(reader.u64()?),
+        7 => MembershipInput::HearWitness(read_answer(&mut reader)?),
         _ => return None,
     };
     Some((at, input, reader.rest()))
@@ -176,6 +189,14 @@ pub(super) fn put_effects(bytes: &mut Vec<u8>, effects: &[MembershipEffect]) {
                 bytes.push(0);
                 put_u64(bytes, to.0);
                 put_message(bytes, message);
+            }
+            MembershipEffect::Record(record) => {
+                bytes.push(7);
+                put_vote_record(bytes, record);
+            }
+            MembershipEffect::AskWitness(request) => {
+                bytes.push(8);
+                put_bytes(bytes, &encode_request(request));
             }
             MembershipEffect::Lost { member, loss, cause } => {
                 bytes.push(if *loss == Loss::Certain { 1 } else { 2 });

@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use farandole_plan::membership::{
-    Ballot, Generation, Introduction, MemberId, MemberMessage, Place, Report, Vote, VoteKind,
+    Ballot, Generation, Introduction, MemberId, MemberMessage, Place, Report, Vote, VoteKind, VoteRecord, Witness,
+    WitnessAnswer, WitnessRequest,
 };
 use farandole_transport::JobId;
 
@@ -22,20 +23,38 @@ pub(super) enum Packet {
         member: MemberId,
     },
     Message(MemberMessage),
+    /// The sender has lost another connection to the receiver, and what was sent over it. From here on it repeats what
+    /// must not be lost.
+    Again {
+        /// Whether the receiver is to do the same.
+        answer: Answer,
+    },
 }
+
+/// Whether the other side repeats as well what may have been lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Wanted,
+    Given,
+}
+
+/// The first byte of a [`Packet::Again`]; those of messages are lower.
+const AGAIN: u8 = 255;
 
 /// Where an endpoint listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Whereabouts {
+pub struct Whereabouts {
     /// Identity of its host: from there it is reached by its abstract Unix socket.
-    pub(crate) host: String,
-    pub(crate) unix_name: String,
+    pub host: String,
+    /// The name of that socket.
+    pub unix_name: String,
     /// Where it is reached from other hosts.
-    pub(crate) tcp: Vec<SocketAddr>,
+    pub tcp: Vec<SocketAddr>,
 }
 
 impl Whereabouts {
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// A contact.
+    pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         put_text(&mut bytes, &self.host);
         put_text(&mut bytes, &self.unix_name);
@@ -43,7 +62,8 @@ impl Whereabouts {
         bytes
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Whereabouts> {
+    /// A contact, if these bytes are one.
+    pub fn decode(bytes: &[u8]) -> Option<Whereabouts> {
         let mut reader = Reader::new(bytes);
         let (host, unix_name, mut tcp) = (reader.text()?, reader.text()?, Vec::new());
         while !reader.is_empty() {
@@ -66,6 +86,7 @@ impl Packet {
                 put_u64(&mut bytes, member.0);
             }
             Packet::Message(message) => put_message(&mut bytes, message),
+            Packet::Again { answer } => bytes.extend([AGAIN, u8::from(*answer == Answer::Given)]),
         }
         bytes
     }
@@ -74,6 +95,13 @@ impl Packet {
         let mut reader = Reader::new(bytes);
         let packet = match reader.byte()? {
             0 => Packet::Hello { job: JobId::from_text(&reader.text()?)?, member: MemberId(reader.u64()?) },
+            AGAIN => Packet::Again {
+                answer: match reader.byte()? {
+                    0 => Answer::Wanted,
+                    1 => Answer::Given,
+                    _ => return None,
+                },
+            },
             kind => Packet::Message(read_message(kind, &mut reader)?),
         };
         reader.end(packet)
@@ -123,7 +151,10 @@ pub(super) fn put_message(bytes: &mut Vec<u8>, message: &MemberMessage) {
             bytes.push(9);
             put_generation(bytes, generation);
         }
-        MemberMessage::Leave => bytes.push(10),
+        MemberMessage::Leave(record) => {
+            bytes.push(10);
+            put_vote_record(bytes, record);
+        }
         MemberMessage::Confirm { base, nonce } => {
             kind_and_base(11, *base);
             put_u64(bytes, *nonce);
@@ -159,7 +190,7 @@ fn read_message(kind: u8, reader: &mut Reader<'_>) -> Option<MemberMessage> {
         7 => MemberMessage::LeftOut { base: reader.u64()? },
         8 => MemberMessage::Refused { base: reader.u64()?, promised: read_ballot(reader)? },
         9 => MemberMessage::Decided { generation: Arc::new(read_generation(reader)?) },
-        10 => MemberMessage::Leave,
+        10 => MemberMessage::Leave(read_vote_record(reader)?),
         11 => MemberMessage::Confirm { base: reader.u64()?, nonce: reader.u64()? },
         12 => MemberMessage::Confirmed { base: reader.u64()?, nonce: reader.u64()? },
         _ => return None,
@@ -199,6 +230,7 @@ fn put_vote(bytes: &mut Vec<u8>, vote: &Vote) {
         VoteKind::First => 0,
         VoteKind::Repeated => 1,
     });
+    bytes.push(vote.witness.into());
 }
 
 fn read_vote(reader: &mut Reader<'_>) -> Option<Vote> {
@@ -211,7 +243,99 @@ fn read_vote(reader: &mut Reader<'_>) -> Option<Vote> {
             1 => VoteKind::Repeated,
             _ => return None,
         },
+        witness: read_bool(reader)?,
     })
+}
+
+fn read_bool(reader: &mut Reader<'_>) -> Option<bool> {
+    match reader.byte()? {
+        0 => Some(false),
+        1 => Some(true),
+        _ => None,
+    }
+}
+
+pub(super) fn put_vote_record(bytes: &mut Vec<u8>, record: &VoteRecord) {
+    put_u64(bytes, record.base);
+    put_members(bytes, &record.left_out);
+}
+
+pub(super) fn read_vote_record(reader: &mut Reader<'_>) -> Option<VoteRecord> {
+    Some(VoteRecord { base: reader.u64()?, left_out: read_members(reader)? })
+}
+
+/// A member's question to the witness, for the lifeline.
+pub(super) fn encode_request(request: &WitnessRequest) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match request {
+        WitnessRequest::Collect { base, ballot } => {
+            bytes.push(0);
+            put_u64(&mut bytes, *base);
+            put_ballot(&mut bytes, *ballot);
+        }
+        WitnessRequest::Propose { base, vote } => {
+            bytes.push(1);
+            put_u64(&mut bytes, *base);
+            put_vote(&mut bytes, vote);
+        }
+    }
+    bytes
+}
+
+pub(super) fn decode_request(bytes: &[u8]) -> Option<WitnessRequest> {
+    let mut reader = Reader::new(bytes);
+    let request = match reader.byte()? {
+        0 => WitnessRequest::Collect { base: reader.u64()?, ballot: read_ballot(&mut reader)? },
+        1 => WitnessRequest::Propose { base: reader.u64()?, vote: read_vote(&mut reader)? },
+        _ => return None,
+    };
+    reader.end(request)
+}
+
+pub(super) fn put_answer(bytes: &mut Vec<u8>, answer: &WitnessAnswer) {
+    match answer {
+        WitnessAnswer::Report { base, ballot, vote } => {
+            bytes.push(0);
+            put_u64(bytes, *base);
+            put_ballot(bytes, *ballot);
+            put_option(bytes, vote.as_ref(), put_vote);
+        }
+        WitnessAnswer::Accepted { base, ballot } => {
+            bytes.push(1);
+            put_u64(bytes, *base);
+            put_ballot(bytes, *ballot);
+        }
+        WitnessAnswer::Refused { base, promised } => {
+            bytes.push(2);
+            put_u64(bytes, *base);
+            put_ballot(bytes, *promised);
+        }
+    }
+}
+
+pub(super) fn read_answer(reader: &mut Reader<'_>) -> Option<WitnessAnswer> {
+    Some(match reader.byte()? {
+        0 => {
+            let (base, ballot) = (reader.u64()?, read_ballot(reader)?);
+            WitnessAnswer::Report { base, ballot, vote: reader.option(read_vote)? }
+        }
+        1 => WitnessAnswer::Accepted { base: reader.u64()?, ballot: read_ballot(reader)? },
+        2 => WitnessAnswer::Refused { base: reader.u64()?, promised: read_ballot(reader)? },
+        _ => return None,
+    })
+}
+
+pub(super) fn decode_answer(bytes: &[u8]) -> Option<WitnessAnswer> {
+    let mut reader = Reader::new(bytes);
+    let answer = read_answer(&mut reader)?;
+    reader.end(answer)
+}
+
+/// What the witness answers to the bytes of a question; `None` if they are none.
+pub fn answer_as_witness(witness: &mut Witness, request: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    put_answer(&mut bytes, &witness.take(decode_request(request)?));
+    Some(bytes)
 }
 
 pub(super) fn put_generation(bytes: &mut Vec<u8>, generation: &Generation) {
@@ -223,6 +347,7 @@ pub(super) fn put_generation(bytes: &mut Vec<u8>, generation: &Generation) {
         put_u64(bytes, member.0);
         put_text(bytes, cause);
     }
+    bytes.push(generation.witness.into());
 }
 
 pub(super) fn read_generation(reader: &mut Reader<'_>) -> Option<Generation> {
@@ -230,6 +355,7 @@ pub(super) fn read_generation(reader: &mut Reader<'_>) -> Option<Generation> {
         number: reader.u64()?,
         members: read_list(reader, read_introduction)?,
         left_out: read_list(reader, |reader| Some((MemberId(reader.u64()?), reader.text()?.into())))?,
+        witness: read_bool(reader)?,
     })
 }
 
@@ -273,6 +399,14 @@ pub fn check_any_packet(bytes: &[u8]) {
     if let Some(whereabouts) = Whereabouts::decode(bytes) {
         assert_eq!(whereabouts.encode(), bytes, "whereabouts have one encoding");
     }
+    if let Some(request) = decode_request(bytes) {
+        assert_eq!(encode_request(&request), bytes, "a question to the witness has one encoding");
+    }
+    if let Some(answer) = decode_answer(bytes) {
+        let mut again = Vec::new();
+        put_answer(&mut again, &answer);
+        assert_eq!(again, bytes, "an answer of the witness has one encoding");
+    }
     super::record::check_any_record(bytes);
 }
 
@@ -288,16 +422,22 @@ mod tests {
             payload: vec![7; id as usize].into(),
         };
         let left_out = vec![(MemberId(1), "its connection was closed: ö".into())];
-        Arc::new(Generation { number: 5, members: vec![introduction(0), introduction(2)], left_out })
+        Arc::new(Generation { number: 5, members: vec![introduction(0), introduction(2)], left_out, witness: true })
     }
 
     fn vote(kind: VoteKind) -> Vote {
         let voters = [0, 2].map(MemberId).into();
-        Vote { ballot: Ballot { round: 3, coordinator: 2 }, generation: generation(), voters, kind }
+        Vote { ballot: Ballot { round: 3, coordinator: 2 }, generation: generation(), voters, kind, witness: true }
     }
 
     fn message(message: MemberMessage) -> Vec<u8> {
         Packet::Message(message).encode()
+    }
+
+    fn answer(answer: WitnessAnswer) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        put_answer(&mut bytes, &answer);
+        bytes
     }
 
     #[test]
@@ -324,21 +464,27 @@ mod tests {
             ("left_out", message(MemberMessage::LeftOut { base })),
             ("refused", message(MemberMessage::Refused { base, promised: ballot })),
             ("decided", message(MemberMessage::Decided { generation: generation() })),
-            ("leave", message(MemberMessage::Leave)),
+            ("leave", message(MemberMessage::Leave(VoteRecord { base: 4, left_out: vec![MemberId(1)] }))),
             ("confirm", message(MemberMessage::Confirm { base, nonce: 7 })),
             ("confirmed", message(MemberMessage::Confirmed { base, nonce: u64::MAX })),
+            ("again", Packet::Again { answer: Answer::Given }.encode()),
             ("whereabouts", Whereabouts { host: "höst/1/2".into(), unix_name: "farandole-1".into(), tcp }.encode()),
+            ("witness_collect", encode_request(&WitnessRequest::Collect { base, ballot })),
+            ("witness_propose", encode_request(&WitnessRequest::Propose { base, vote: vote(VoteKind::First) })),
+            ("witness_report", answer(WitnessAnswer::Report { base, ballot, vote: Some(vote(VoteKind::Repeated)) })),
+            ("witness_accepted", answer(WitnessAnswer::Accepted { base, ballot })),
+            ("witness_refused", answer(WitnessAnswer::Refused { base, promised: ballot })),
             ("hello_without_a_job", vec![0; 13]),
             ("endless_list", [&[9][..], &[0; 8], &[255; 4], &[0; 20]].concat()),
             ("unknown_vote", [&[5][..], &[0; 36], &[9]].concat()),
             ("longer_than_it_is", vec![10, 0]),
             ("empty", Vec::new()),
         ];
-        for (name, bytes) in &made[..14] {
+        for (name, bytes) in &made[..15] {
             assert!(Packet::decode(bytes).is_some(), "{name}");
         }
-        assert!(Whereabouts::decode(&made[14].1).is_some());
-        for (name, bytes) in &made[15..19] {
+        assert!(Whereabouts::decode(&made[15].1).is_some());
+        for (name, bytes) in &made[21..25] {
             assert!(Packet::decode(bytes).is_none(), "{name}");
         }
         seeds::replay("membership", &made, check_any_packet);

@@ -12,7 +12,11 @@ use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
 use std::str::FromStr;
 use std::time::Duration;
 
+use farandole_transport::Countdown;
+use rustix::net::SocketAddrUnix;
+
 use crate::channel::Patient;
+use crate::strangers;
 
 /// Where a rendezvous is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,11 +66,8 @@ impl Address {
     /// One attempt to connect.
     pub(super) fn connect(&self, patience: Duration) -> io::Result<Stream> {
         match self {
-            Address::UnixPath(path) => UnixStream::connect(path).map(Stream::Unix),
-            Address::UnixAbstract(name) => {
-                let address = UnixAddress::from_abstract_name(name)?;
-                UnixStream::connect_addr(&address).map(Stream::Unix)
-            }
+            Address::UnixPath(path) => connect_here(&SocketAddrUnix::new(path)?, patience),
+            Address::UnixAbstract(name) => connect_here(&SocketAddrUnix::new_abstract_name(name.as_bytes())?, patience),
             Address::Tcp(host_and_port) => {
                 let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
                 for address in host_and_port.to_socket_addrs()? {
@@ -102,6 +103,11 @@ impl Address {
     }
 }
 
+fn connect_here(address: &SocketAddrUnix, patience: Duration) -> io::Result<Stream> {
+    let socket = strangers::connect(address, &Countdown::new(patience))?;
+    Ok(Stream::Unix(UnixStream::from(socket)))
+}
+
 /// A listening socket of either family.
 #[derive(Debug)]
 pub(super) enum Listener {
@@ -128,6 +134,9 @@ impl Listener {
             }
             Listener::Unix(listener) => {
                 let (stream, _) = listener.accept()?;
+                if !strangers::is_trusted(&stream) {
+                    return Err(io::ErrorKind::PermissionDenied.into());
+                }
                 stream.set_nonblocking(false)?;
                 Ok((Stream::Unix(stream), "this host".to_string()))
             }

@@ -75,6 +75,7 @@ pub struct Lifeline {
 enum Command {
     Observe(Observer),
     Blame { peer: Option<Rank>, cause: String },
+    AskWitness(Vec<u8>),
     Tell(Generation),
     Leave,
 }
@@ -92,7 +93,8 @@ pub(super) enum Bond {
 type Observer = Box<dyn FnMut() -> Vec<u8> + Send>;
 
 type OnFailure = Box<dyn Fn(&FailureNotice) + Send>;
-type OnLoss = Box<dyn Fn(u64, &FailureNotice) + Send>;
+type OnLoss = Box<dyn Fn(u64, &FailureNotice, Option<&[u8]>) + Send>;
+type OnAnswer = Box<dyn Fn(Vec<u8>) + Send>;
 
 /// What was pronounced, and who wants to know.
 #[derive(Default)]
@@ -108,8 +110,9 @@ struct Heard {
     notice: Option<FailureNotice>,
     on_failure: Vec<OnFailure>,
     /// Members of an elastic job that have ended, in the order in which that was heard.
-    losses: Vec<(u64, FailureNotice)>,
+    losses: Vec<(u64, FailureNotice, Option<Vec<u8>>)>,
     on_loss: Vec<OnLoss>,
+    on_answer: Option<OnAnswer>,
 }
 
 impl Lifeline {
@@ -158,11 +161,23 @@ impl Lifeline {
 
     /// Calls back for every member of an elastic job that has ended, with its number: on the lifeline's thread, and
     /// here and now for those that have ended before. Kinds say how certain that is: a process that exited, was
-    /// signalled or is gone has ended; the processes of a host or an agent that is lost may run.
-    pub fn on_loss(&self, callback: impl Fn(u64, &FailureNotice) + Send + 'static) {
+    /// signalled or is gone has ended; the processes of a host or an agent that is lost may run. With the end comes the
+    /// record of the member's votes, if its agent has read it.
+    pub fn on_loss(&self, callback: impl Fn(u64, &FailureNotice, Option<&[u8]>) + Send + 'static) {
         let mut heard = self.news.heard();
-        heard.losses.iter().for_each(|(member, notice)| callback(*member, notice));
+        heard.losses.iter().for_each(|(member, notice, votes)| callback(*member, notice, votes.as_deref()));
         heard.on_loss.push(Box::new(callback));
+    }
+
+    /// Calls back, on the lifeline's thread, with each answer of the witness.
+    pub fn on_witness_answer(&self, callback: impl Fn(Vec<u8>) + Send + 'static) {
+        self.news.heard().on_answer = Some(Box::new(callback));
+    }
+
+    /// A way to ask the witness, which is the launcher. Questions and answers may be lost.
+    pub fn witness_line(&self) -> impl Fn(Vec<u8>) + Send + 'static {
+        let commands = self.commands.clone();
+        move |question| commands.post(Command::AskWitness(question))
     }
 
     /// Tells the server, and through it the launcher, that this member of an elastic job has entered a generation: its
@@ -225,12 +240,13 @@ impl News {
         heard.notice = Some(notice);
     }
 
-    /// Of each member the first notice counts.
-    fn tell_of(&self, member: u64, notice: FailureNotice) {
+    /// Of each member the first notice counts, and the first with a record of its votes.
+    fn tell_of(&self, member: u64, notice: FailureNotice, votes: Option<Vec<u8>>) {
         let mut heard = self.heard();
-        if heard.losses.iter().all(|(lost, _)| *lost != member) {
-            heard.on_loss.iter().for_each(|callback| callback(member, &notice));
-            heard.losses.push((member, notice));
+        let is_known = |(lost, _, known): &(u64, _, Option<_>)| *lost == member && (known.is_some() || votes.is_none());
+        if !heard.losses.iter().any(is_known) {
+            heard.on_loss.iter().for_each(|callback| callback(member, &notice, votes.as_deref()));
+            heard.losses.push((member, notice, votes));
         }
     }
 }
@@ -341,6 +357,9 @@ impl Watch {
                 Command::Blame { peer, cause } => {
                     let _ = self.channel.queue(&Up::Blame { peer, cause }.encode());
                 }
+                Command::AskWitness(question) => {
+                    let _ = self.channel.queue(&Up::AskWitness(question).encode());
+                }
                 Command::Tell(generation) => {
                     let _ = self.channel.queue(&Up::Generation(generation).encode());
                 }
@@ -360,7 +379,10 @@ impl Watch {
                     self.heard = now;
                     match Down::decode(&message) {
                         Some(Down::FailureNotice(notice)) => self.news.tell(notice),
-                        Some(Down::MemberLost { member, notice }) => self.news.tell_of(member, notice),
+                        Some(Down::MemberLost { member, notice, votes }) => self.news.tell_of(member, notice, votes),
+                        Some(Down::WitnessAnswer(answer)) => {
+                            self.news.heard().on_answer.iter().for_each(|callback| callback(answer.clone()));
+                        }
                         Some(Down::Look { rank, process }) => {
                             let seen = Up::Seen { rank, state: process.state() };
                             let _ = self.channel.queue(&seen.encode());

@@ -41,6 +41,8 @@ pub(super) enum Up {
     AskSeeds { job: JobId, patience: Duration },
     /// It has entered this generation.
     Generation(Generation),
+    /// A question to the witness of the job, for members and the launcher to read.
+    AskWitness(Vec<u8>),
 }
 
 /// What a process of an elastic job says when it comes.
@@ -109,7 +111,14 @@ pub(super) enum Down {
     /// An elastic job runs; these are the ones to call.
     Seeds { server_process: ServerProcess, blobs: Vec<Vec<u8>> },
     /// What has become of another member of an elastic job.
-    MemberLost { member: u64, notice: FailureNotice },
+    MemberLost {
+        member: u64,
+        notice: FailureNotice,
+        /// The record of its votes, if its agent has read one.
+        votes: Option<Vec<u8>>,
+    },
+    /// The answer of the witness.
+    WitnessAnswer(Vec<u8>),
 }
 
 /// The process in which a server runs.
@@ -171,6 +180,10 @@ impl Up {
                 bytes.push(8);
                 generation.put(&mut bytes);
             }
+            Up::AskWitness(question) => {
+                bytes.push(9);
+                put_bytes(&mut bytes, question);
+            }
         }
         bytes
     }
@@ -208,6 +221,7 @@ impl Up {
             }),
             7 => Up::AskSeeds { job: JobId::from_text(&reader.text()?)?, patience: take_patience(&mut reader)? },
             8 => Up::Generation(Generation::take(&mut reader)?),
+            9 => Up::AskWitness(reader.bytes()?.to_vec()),
             _ => return None,
         };
         reader.end(up)
@@ -308,10 +322,15 @@ impl Down {
                 server_process.put(&mut bytes);
                 blobs.iter().for_each(|blob| put_bytes(&mut bytes, blob));
             }
-            Down::MemberLost { member, notice } => {
+            Down::MemberLost { member, notice, votes } => {
                 bytes.push(9);
                 put_u64(&mut bytes, *member);
                 put_bytes(&mut bytes, &notice.encode());
+                put_option(&mut bytes, votes.as_deref(), put_bytes);
+            }
+            Down::WitnessAnswer(answer) => {
+                bytes.push(10);
+                put_bytes(&mut bytes, answer);
             }
         }
         bytes
@@ -344,7 +363,12 @@ impl Down {
                 let server_process = ServerProcess::take(&mut reader)?;
                 Down::Seeds { server_process, blobs: take_blobs(&mut reader)? }
             }
-            9 => Down::MemberLost { member: reader.u64()?, notice: FailureNotice::decode(reader.bytes()?)? },
+            9 => Down::MemberLost {
+                member: reader.u64()?,
+                notice: FailureNotice::decode(reader.bytes()?)?,
+                votes: reader.option(|reader| Some(reader.bytes()?.to_vec()))?,
+            },
+            10 => Down::WitnessAnswer(reader.bytes()?.to_vec()),
             _ => return None,
         };
         reader.end(down)
@@ -402,6 +426,7 @@ mod tests {
             ("enter", enter.encode()),
             ("ask_seeds", Up::AskSeeds { job, patience: Duration::from_secs(3) }.encode()),
             ("generation", Up::Generation(generation.clone()).encode()),
+            ("ask_witness", Up::AskWitness(vec![1, 2]).encode()),
             (
                 "everybody",
                 Down::Everybody {
@@ -417,7 +442,12 @@ mod tests {
             ("look", Down::Look { rank: Rank(1), process: process(77) }.encode()),
             ("founding", Down::Founding { server_process: server_process.clone(), generation }.encode()),
             ("seeds", Down::Seeds { server_process: server_process.clone(), blobs: vec![vec![], vec![7]] }.encode()),
-            ("member_lost", Down::MemberLost { member: 9, notice: FailureNotice::new(FailureKind::Gone) }.encode()),
+            (
+                "member_lost",
+                Down::MemberLost { member: 9, notice: FailureNotice::new(FailureKind::Gone), votes: Some(vec![1]) }
+                    .encode(),
+            ),
+            ("witness_answer", Down::WitnessAnswer(vec![1, 2]).encode()),
             ("endless_patience", [&[0, 1, 0, 0, 0, b'a'][..], &[0; 4], &[255; 8], &[0; 5]].concat()),
             ("arrival_without_a_job", [0; 22].to_vec()),
             ("longer_than_it_is", vec![2, 255, 255, 255, 255, 1]),
@@ -425,10 +455,10 @@ mod tests {
             ("no_text", vec![2, 1, 0, 0, 0, 255]),
             ("empty", Vec::new()),
         ];
-        for (name, bytes) in &made[..10] {
+        for (name, bytes) in &made[..11] {
             assert!(Up::decode(bytes).is_some(), "{name}");
         }
-        for (name, bytes) in &made[10..19] {
+        for (name, bytes) in &made[11..21] {
             assert!(Down::decode(bytes).is_some(), "{name}");
         }
         seeds::replay("rendezvous", &made, check_any_message);

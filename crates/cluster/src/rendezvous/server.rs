@@ -103,8 +103,15 @@ pub enum RendezvousEvent {
         /// Its number.
         member: u64,
     },
-    /// A member of an elastic job has entered a generation that is later than what was known here.
+    /// A member of an elastic job has entered a generation that no member has told of here, or with another list.
     Entering(Generation),
+    /// A member of an elastic job asks the witness.
+    WitnessAsked {
+        /// Its number.
+        member: u64,
+        /// The question.
+        question: Vec<u8>,
+    },
 }
 
 /// Whom the owner of a part is told by.
@@ -203,9 +210,15 @@ impl Server {
         self.commands.post(Command::Abandon(why.to_owned()));
     }
 
-    /// Tells all other members on this host what has become of one of an elastic job.
-    pub fn lost(&self, member: u64, notice: &FailureNotice) {
-        self.commands.post(Command::Lost(member, notice.clone()));
+    /// Tells all other members on this host what has become of one of an elastic job, with the record of its votes if
+    /// its agent has read it.
+    pub fn lost(&self, member: u64, notice: &FailureNotice, votes: Option<Vec<u8>>) {
+        self.commands.post(Command::Lost(member, notice.clone(), votes));
+    }
+
+    /// Passes on the answer of the witness to a member.
+    pub fn answer_as_witness(&self, member: u64, answer: Vec<u8>) {
+        self.commands.post(Command::AnswerAsWitness(member, answer));
     }
 }
 
@@ -243,6 +256,7 @@ pub(super) enum Command {
     Found(Generation),
     Learn(Generation),
     Abandon(String),
-    Lost(u64, FailureNotice),
+    Lost(u64, FailureNotice, Option<Vec<u8>>),
+    AnswerAsWitness(u64, Vec<u8>),
     Close,
 }

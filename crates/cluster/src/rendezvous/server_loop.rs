@@ -8,8 +8,8 @@
 //! no member's silence and no connection's timeout comes nearer.
 //!
 //! **Invariant:** only the poll blocks. An unauthenticated connection costs one descriptor for [`HANDSHAKE_TIMEOUT`]
-//! and 64 bytes; beyond [`MOST_HANDSHAKES`] the oldest one is dropped, so that a rank, which needs one round trip,
-//! gets in.
+//! and 64 bytes; beyond [`strangers::MOST_STRANGERS`] the oldest one is dropped, so that a rank, which needs one round
+//! trip, gets in.
 
 mod elastic;
 mod silence;
@@ -35,12 +35,10 @@ use crate::environment;
 use crate::failure_notice::{FailureKind, FailureNotice};
 use crate::live::{JobState, LiveState};
 use crate::mailbox::Mailbox;
+use crate::strangers;
 
 /// An honest rank needs one round trip to arrive; on a crowded machine it may lose the processor for a second.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Connections in the handshake at once.
-const MOST_HANDSHAKES: usize = 256;
 
 /// How long a connection has to read its last message, and members to leave when the server closes.
 const PARTING_PATIENCE: Duration = Duration::from_millis(500);
@@ -88,6 +86,8 @@ pub(super) struct ServerLoop {
     size: Size,
     /// The latest generation of an elastic job that was heard of.
     generation: Option<Generation>,
+    /// The lists that members here have told, by number; of the last generations.
+    told: BTreeMap<u64, Vec<u64>>,
     /// Why there will be none, where there is none.
     abandoned: Option<String>,
     commands: Mailbox<Command>,
@@ -149,6 +149,7 @@ impl ServerLoop {
             rule,
             size,
             generation: None,
+            told: BTreeMap::new(),
             abandoned: None,
             commands,
             server_process: ServerProcess { rank: None, process: ProcessId::own(), host },
@@ -237,6 +238,7 @@ impl ServerLoop {
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => self.welcome(stream, now),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {
                     self.accept_again = Some(now + ACCEPT_PAUSE);
@@ -253,11 +255,7 @@ impl ServerLoop {
             Size::Elastic => MOST_ENTRY_BYTES,
         };
         let channel = channel.with_most_bytes(most_bytes);
-        let shaking = |connection: &&Connection| matches!(connection.stage, Stage::Handshake { .. });
-        if self.connections.values().filter(shaking).count() >= MOST_HANDSHAKES {
-            let oldest = self.connections.iter().find(|(_, connection)| shaking(connection)).map(|(id, _)| *id);
-            oldest.and_then(|id| self.connections.remove(&id));
-        }
+        strangers::make_room(&mut self.connections, |one| matches!(one.stage, Stage::Handshake { .. }));
         self.connections
             .insert(self.next_id, Connection { channel, stage: Stage::Handshake { until: now + HANDSHAKE_TIMEOUT } });
         self.next_id += 1;
@@ -296,6 +294,9 @@ impl ServerLoop {
                     Up::Seen { rank: silent, state } => self.take_sight(silent, epoch, state, now),
                     Up::Sample(sample) => self.show(rank, sample, now),
                     Up::Generation(generation) => self.hear_generation(generation, now),
+                    Up::AskWitness(question) => {
+                        self.report(RendezvousEvent::WitnessAsked { member: rank.0.into(), question });
+                    }
                     Up::Arrival(_) | Up::Enter(_) | Up::AskSeeds { .. } => {}
                 }
             }
@@ -374,7 +375,8 @@ impl ServerLoop {
             Command::Found(generation) => self.found(generation, now),
             Command::Learn(generation) => self.learn(generation, now),
             Command::Abandon(why) => self.abandon(why, now),
-            Command::Lost(member, notice) => self.tell_of_loss(member, notice),
+            Command::Lost(member, notice, votes) => self.tell_of_loss(member, notice, votes),
+            Command::AnswerAsWitness(member, answer) => self.answer_as_witness(member, answer),
             Command::Close => {
                 self.turn_entrants_away("the job is over", now);
                 self.clear_the_table(now);

@@ -15,6 +15,7 @@ use crate::channel::{Channel, ChannelPurpose};
 use crate::error::{Error, Result};
 use crate::launch::Socket;
 use crate::peer_listener::PeerListener;
+use crate::strangers::{Stranger, Strangers};
 
 /// The most followers at a time; others join without a stream.
 const MOST_STREAMS: usize = 8;
@@ -231,14 +232,20 @@ impl StateSource {
     }
 
     fn accept(&self, listener: &PeerListener, own: &StreamPeer) {
+        let strangers = Strangers::default();
         loop {
-            let Ok(socket) = listener.accept() else {
-                std::thread::sleep(ACCEPT_PAUSE);
-                continue;
+            let accepted = listener.accept().and_then(|socket| Ok((strangers.enter(&socket)?, socket)));
+            let (stranger, socket) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
+                Err(_) => {
+                    std::thread::sleep(ACCEPT_PAUSE);
+                    continue;
+                }
             };
             let (source, own) = (self.clone(), own.clone());
             let serve = move || {
-                if let Err(error) = source.serve(socket, &own) {
+                if let Err(error) = source.serve(socket, stranger, &own) {
                     log::debug!("a process that got the state is gone: {error}");
                 }
             };
@@ -249,9 +256,10 @@ impl StateSource {
     }
 
     /// Sends one follower what it wants, until it is gone or told to join.
-    fn serve(&self, socket: Socket, own: &StreamPeer) -> io::Result<()> {
+    fn serve(&self, socket: Socket, stranger: Stranger, own: &StreamPeer) -> io::Result<()> {
         let deadline = Countdown::new(HANDSHAKE_PATIENCE);
         let channel = Channel::accept(socket, &own.key, ChannelPurpose::State, &deadline)?;
+        drop(stranger);
         let mut channel = channel.with_most_bytes(PIECE_BYTES + 1);
         let asked = channel.receive(&deadline)?.and_then(|message| Ask::decode(&message));
         let Some(ask) = asked.filter(|ask| ask.job == own.job) else {

@@ -5,6 +5,8 @@
 //!
 //! **Invariant:** only the member that began a ballot decides it, and not after it has promised a higher one. So a
 //! coordinator that takes part in a later ballot shows that its own was not decided.
+//!
+//! Not here: the proof that a base has one list (`super`), and the witness's side of a ballot (`witness`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,8 +14,8 @@ use std::time::Duration;
 
 use super::machine::{Membership, Stage};
 use super::message::{Ballot, MemberMessage, Report, Vote, VoteKind};
-use super::quorum::may_decide;
-use super::{Generation, Introduction, MemberId, Waiting};
+use super::quorum::Quorum;
+use super::{Generation, Introduction, MemberId, Waiting, WitnessAnswer, WitnessRequest};
 
 /// A ballot that this member coordinates.
 #[derive(Clone, Debug)]
@@ -21,10 +23,29 @@ pub(super) struct Change {
     ballot: Ballot,
     asked: BTreeSet<MemberId>,
     reports: BTreeMap<MemberId, Report>,
-    /// What was proposed, and who has accepted.
-    proposal: Option<(Vote, BTreeSet<MemberId>)>,
+    witness: WitnessPart,
+    proposal: Option<Proposal>,
     /// Two members that do not hear each other have time until then to meet.
     strangers_until: Option<Duration>,
+}
+
+/// What the coordinator of a tie knows of the witness.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum WitnessPart {
+    Unasked,
+    Asked,
+    /// It has promised; its last vote in this base.
+    Promised(Option<Vote>),
+}
+
+/// What was proposed, and which processes have accepted.
+#[derive(Clone, Debug)]
+struct Proposal {
+    vote: Vote,
+    accepted: BTreeSet<MemberId>,
+    witness_accepted: bool,
+    /// Members of the base that were lost then.
+    lost: Vec<MemberId>,
 }
 
 impl Change {
@@ -37,6 +58,7 @@ impl Change {
 /// What a coordinator can do next.
 enum Next {
     Propose(Vote),
+    AskWitness(Waiting),
     Wait(Waiting),
 }
 
@@ -57,20 +79,23 @@ impl Membership {
                 }
                 self.begin();
             }
-            if self.has_lost_a_voter() {
-                // Somebody who would be in it is lost: again, with a higher ballot.
+            if self.has_lost_a_voter() || self.can_do_without_the_witness() {
                 self.change = None;
                 continue;
             }
             self.ask_those_who_came_back();
             if self.has_proposed() {
                 match self.votes_to_come() {
-                    votes if votes.is_empty() => self.decide(now),
-                    votes => return self.wait_for(Waiting::Votes(votes)),
+                    Some(waiting) => return self.wait_for(waiting),
+                    None => self.decide(now),
                 }
             } else {
                 match self.next(now) {
                     Next::Propose(vote) => self.propose(vote),
+                    Next::AskWitness(waiting) => {
+                        self.collect_from_witness();
+                        return self.wait_for(waiting);
+                    }
                     Next::Wait(waiting) => return self.wait_for(waiting),
                 }
             }
@@ -90,8 +115,8 @@ impl Membership {
     fn begin(&mut self) {
         let ballot = Ballot { round: self.promised.round + 1, coordinator: self.me.0 };
         (self.promised, self.yields) = (ballot, None);
-        let (asked, reports) = Default::default();
-        self.change = Some(Change { ballot, asked, reports, proposal: None, strangers_until: None });
+        let (asked, reports, witness) = (BTreeSet::new(), BTreeMap::new(), WitnessPart::Unasked);
+        self.change = Some(Change { ballot, asked, reports, witness, proposal: None, strangers_until: None });
     }
 
     /// Asks everybody who is not lost and was not asked in this ballot.
@@ -119,7 +144,7 @@ impl Membership {
                 messages.push((*member, MemberMessage::Collect { base, ballot: change.ballot }));
             }
         }
-        if let Some((vote, accepted)) = &change.proposal {
+        if let Some(Proposal { vote, accepted, .. }) = &change.proposal {
             let wanted = vote.voters.iter().copied().chain(vote.generation.ids());
             for member in wanted.filter(|id| !accepted.contains(id)).collect::<BTreeSet<_>>() {
                 messages.push((member, MemberMessage::Propose { base, vote: vote.clone() }));
@@ -127,6 +152,48 @@ impl Membership {
         }
         for (member, message) in messages.into_iter().filter(|(member, _)| is_meant(*member)) {
             self.send(member, message);
+        }
+    }
+
+    /// Repeats what the witness has not answered.
+    pub(super) fn ask_witness_again(&mut self) {
+        let base = self.generation.number;
+        let Some(change) = &self.change else { return };
+        let request = match (&change.proposal, &change.witness) {
+            (Some(Proposal { vote, witness_accepted: false, .. }), _) if vote.witness => {
+                WitnessRequest::Propose { base, vote: vote.clone() }
+            }
+            (None, WitnessPart::Asked) => WitnessRequest::Collect { base, ballot: change.ballot },
+            _ => return,
+        };
+        self.ask_witness(request);
+    }
+
+    fn collect_from_witness(&mut self) {
+        let base = self.generation.number;
+        let Some(change) = self.change.as_mut().filter(|change| change.witness == WitnessPart::Unasked) else { return };
+        change.witness = WitnessPart::Asked;
+        let request = WitnessRequest::Collect { base, ballot: change.ballot };
+        self.ask_witness(request);
+    }
+
+    pub(super) fn take_witness_answer(&mut self, answer: WitnessAnswer, now: Duration) {
+        let own = self.generation.number;
+        match answer {
+            WitnessAnswer::Report { base, ballot, vote } if base == own => {
+                if let Some(change) = self.change.as_mut().filter(|change| change.ballot == ballot) {
+                    change.witness = WitnessPart::Promised(vote);
+                }
+            }
+            WitnessAnswer::Accepted { base, ballot } if base == own => {
+                let change = self.change.as_mut().filter(|change| change.ballot == ballot);
+                if let Some(proposal) = change.and_then(|change| change.proposal.as_mut()) {
+                    proposal.witness_accepted = true;
+                }
+            }
+            WitnessAnswer::Refused { base, promised } if base == own => self.take_refusal(promised, now),
+            // Of another base: old, or the other half has continued, which its members will say.
+            _ => {}
         }
     }
 
@@ -152,8 +219,8 @@ impl Membership {
 
     pub(super) fn take_accepted(&mut self, from: MemberId, ballot: Ballot) {
         let change = self.change.as_mut().filter(|change| change.ballot == ballot);
-        if let Some((_, accepted)) = change.and_then(|change| change.proposal.as_mut()) {
-            accepted.insert(from);
+        if let Some(proposal) = change.and_then(|change| change.proposal.as_mut()) {
+            proposal.accepted.insert(from);
         }
     }
 
@@ -165,28 +232,44 @@ impl Membership {
         }
     }
 
-    fn has_proposed(&self) -> bool {
-        self.change.as_ref().is_some_and(|change| change.proposal.is_some())
+    fn proposal(&self) -> Option<&Proposal> {
+        self.change.as_ref().and_then(|change| change.proposal.as_ref())
     }
 
+    fn has_proposed(&self) -> bool {
+        self.proposal().is_some()
+    }
+
+    /// Whether a member of the proposal is lost: a higher ballot goes without it.
     fn has_lost_a_voter(&self) -> bool {
-        let Some((vote, _)) = self.change.as_ref().and_then(|change| change.proposal.as_ref()) else { return false };
+        let Some(Proposal { vote, .. }) = self.proposal() else { return false };
         match vote.kind {
             VoteKind::First => vote.generation.ids().any(|id| self.is_lost(id)),
             VoteKind::Repeated => vote.voters.iter().any(|id| self.is_lost(*id)),
         }
     }
 
-    fn votes_to_come(&self) -> Vec<MemberId> {
-        let Some((vote, accepted)) = self.change.as_ref().and_then(|change| change.proposal.as_ref()) else {
-            return Vec::new();
-        };
+    /// Whether the vote of the witness is missing, and a member is back with which a higher ballot may not need it.
+    fn can_do_without_the_witness(&self) -> bool {
+        let Some(Proposal { vote, witness_accepted, lost, .. }) = self.proposal() else { return false };
+        vote.witness && !witness_accepted && lost.iter().any(|id| !self.is_lost(*id))
+    }
+
+    /// Which votes are missing.
+    fn votes_to_come(&self) -> Option<Waiting> {
+        let Proposal { vote, accepted, witness_accepted, .. } = self.proposal()?;
         let missing = |id: &MemberId| *id != self.me && !accepted.contains(id);
-        match vote.kind {
+        let votes: Vec<MemberId> = match vote.kind {
             // All voters are in the list.
             VoteKind::First => vote.generation.ids().filter(missing).collect(),
             VoteKind::Repeated => vote.voters.iter().copied().filter(missing).collect(),
+        };
+        if !votes.is_empty() {
+            return Some(Waiting::Votes(votes));
         }
+        let suspected = || self.generation.ids().filter(|id| !vote.voters.contains(id)).collect();
+        let waits = vote.witness && !witness_accepted;
+        waits.then(|| Waiting::Witness { present: vote.voters.len(), suspected: suspected() })
     }
 
     /// What follows from the reports.
@@ -218,14 +301,30 @@ impl Membership {
         let base = &self.generation;
         let reports = || present.iter().filter_map(|id| Some((*id, change.reports.get(id)?)));
         let certain: BTreeSet<MemberId> = reports().flat_map(|(_, report)| &report.certain).copied().collect();
-        if !may_decide(base.ids(), |id| present.contains(&id), |id| certain.contains(&id)) {
-            let suspected = base.ids().filter(|id| !present.contains(id) && !certain.contains(id)).collect();
-            return Next::Wait(Waiting::Majority { present: present.len(), suspected });
-        }
+        let suspected = || base.ids().filter(|id| !present.contains(id) && !certain.contains(id)).collect();
+        let witness = match Quorum::of(base.ids(), |id| present.contains(&id), |id| certain.contains(&id)) {
+            Quorum::Majority => false,
+            Quorum::Tie { .. } if base.witness => {
+                if !matches!(change.witness, WitnessPart::Promised(_)) {
+                    let (present, suspected) = (present.len(), suspected());
+                    return Next::AskWitness(Waiting::Witness { present, suspected });
+                }
+                true
+            }
+            Quorum::Tie { has_first: true } => false,
+            _ => return Next::Wait(Waiting::Majority { present: present.len(), suspected: suspected() }),
+        };
         let voters: Arc<[MemberId]> = present.into();
-        if let Some(vote) = vote_to_repeat(reports()) {
-            let generation = Arc::clone(&vote.generation);
-            return Next::Propose(Vote { ballot: change.ballot, generation, voters, kind: VoteKind::Repeated });
+        let ballot = change.ballot;
+        match earlier(&reports().collect::<Vec<_>>(), &change.witness) {
+            Earlier::Free => {}
+            Earlier::Repeat(vote) => {
+                let generation = Arc::clone(&vote.generation);
+                return Next::Propose(Vote { ballot, generation, voters, kind: VoteKind::Repeated, witness });
+            }
+            Earlier::Ambiguous => {
+                return Next::Wait(Waiting::Majority { present: present.len(), suspected: suspected() });
+            }
         }
         let absent: Vec<MemberId> =
             reports().filter(|(_, report)| report.payload.is_none()).map(|(id, _)| id).collect();
@@ -236,8 +335,9 @@ impl Membership {
         if members.len() < self.limits.min_members {
             return Next::Wait(Waiting::Candidates { present: members.len(), needed: self.limits.min_members });
         }
-        let generation = Arc::new(Generation { number: base.number + 1, members, left_out: self.left_out(present) });
-        Next::Propose(Vote { ballot: change.ballot, generation, voters, kind: VoteKind::First })
+        let (number, left_out) = (base.number + 1, self.left_out(present));
+        let generation = Arc::new(Generation { number, members, left_out, witness: base.witness });
+        Next::Propose(Vote { ballot, generation, voters, kind: VoteKind::First, witness })
     }
 
     /// Those who are present in their order, and as many candidates as there is room for, by number.
@@ -267,16 +367,21 @@ impl Membership {
         let base = self.generation.number;
         self.cast(vote.clone());
         let asked: BTreeSet<MemberId> = vote.voters.iter().copied().chain(vote.generation.ids()).collect();
+        let lost = self.generation.ids().filter(|id| self.is_lost(*id)).collect();
         if let Some(change) = &mut self.change {
-            change.proposal = Some((vote.clone(), BTreeSet::new()));
+            let (accepted, witness_accepted) = (BTreeSet::new(), false);
+            change.proposal = Some(Proposal { vote: vote.clone(), accepted, witness_accepted, lost });
         }
         for member in asked {
             self.send(member, MemberMessage::Propose { base, vote: vote.clone() });
         }
+        if vote.witness {
+            self.ask_witness(WitnessRequest::Propose { base, vote });
+        }
     }
 
     fn decide(&mut self, now: Duration) {
-        let Some((vote, _)) = self.change.take().and_then(|change| change.proposal) else { return };
+        let Some(Proposal { vote, .. }) = self.change.take().and_then(|change| change.proposal) else { return };
         let generation = vote.generation;
         for member in vote.voters.iter().copied().chain(generation.ids()).collect::<BTreeSet<_>>() {
             let generation = Arc::clone(&generation);
@@ -300,17 +405,50 @@ fn strangers(present: &[MemberId], reports: &BTreeMap<MemberId, Report>) -> Opti
     pairs.map(|(at, other)| (present[at.min(other)], present[at.max(other)])).next()
 }
 
-/// The vote that may have been decided before, if there is one: the one of the highest ballot, unless it is a first one
-/// that was not accepted by everybody who takes part in both ballots, or whose coordinator is here and has not decided
-/// it. Then no lower ballot was decided either, because its coordinator was free to choose.
-fn vote_to_repeat<'a>(reports: impl Iterator<Item = (MemberId, &'a Report)> + Clone) -> Option<&'a Vote> {
-    let votes = reports.clone().filter_map(|(_, report)| report.vote.as_ref());
-    let highest = votes.max_by_key(|vote| vote.ballot)?;
-    let refutes = |(member, report): (MemberId, &Report)| {
-        let took_part = highest.voters.contains(&member);
-        let voted = report.vote.as_ref().is_some_and(|vote| vote.ballot == highest.ballot);
-        took_part && (!voted || member.0 == highest.ballot.coordinator)
+/// What earlier ballots of the base leave to this one.
+#[derive(Debug, PartialEq, Eq)]
+enum Earlier<'a> {
+    /// None of them was decided.
+    Free,
+    /// This one may have been.
+    Repeat(&'a Vote),
+    /// One of several may have been, with different lists.
+    Ambiguous,
+}
+
+/// Finds the vote that may have been decided before. The module's text has the proof.
+fn earlier<'a>(reports: &[(MemberId, &'a Report)], witness: &'a WitnessPart) -> Earlier<'a> {
+    let promised = match witness {
+        WitnessPart::Promised(vote) => Some(vote.as_ref()),
+        WitnessPart::Unasked | WitnessPart::Asked => None,
     };
-    let is_refuted = highest.kind == VoteKind::First && reports.clone().any(refutes);
-    (!is_refuted).then_some(highest)
+    let votes: Vec<&Vote> =
+        reports.iter().filter_map(|(_, report)| report.vote.as_ref()).chain(promised.flatten()).collect();
+    let mut open = votes.iter().filter(|vote| {
+        let is_first = vote.kind == VoteKind::First;
+        !(is_first && (is_refuted(vote, reports, promised) || votes.iter().any(|later| supersedes(later, vote))))
+    });
+    let Some(highest) = open.clone().max_by_key(|vote| vote.ballot) else { return Earlier::Free };
+    match open.all(|vote| vote.generation == highest.generation) {
+        true => Earlier::Repeat(highest),
+        false => Earlier::Ambiguous,
+    }
+}
+
+/// Whether an acceptor of a first vote has not voted for it, or its coordinator has not decided it, and never will.
+fn is_refuted(vote: &Vote, reports: &[(MemberId, &Report)], witness: Option<Option<&Vote>>) -> bool {
+    let has_not_voted = |last: Option<&Vote>| last.is_none_or(|last| last.ballot < vote.ballot);
+    let refutes = |(member, report): &(MemberId, &Report)| match vote.voters.contains(member) {
+        true => has_not_voted(report.vote.as_ref()) || member.0 == vote.ballot.coordinator,
+        // Those whose loss is certain to a member have not voted without it.
+        false => report.certain.iter().any(|certain| vote.voters.contains(certain)),
+    };
+    vote.witness && witness.is_some_and(has_not_voted) || reports.iter().any(refutes)
+}
+
+/// Whether the coordinator of a later ballot has heard an acceptor of the earlier one, and has chosen another list.
+fn supersedes(later: &Vote, earlier: &Vote) -> bool {
+    let have_common_acceptor =
+        || later.witness && earlier.witness || later.voters.iter().any(|member| earlier.voters.contains(member));
+    later.ballot > earlier.ballot && later.generation != earlier.generation && have_common_acceptor()
 }

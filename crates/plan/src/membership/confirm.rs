@@ -6,7 +6,7 @@
 //!     ◀───────  Confirmed { base, nonce }
 //! ```
 //!
-//! The asker is confirmed when it and those that have answered may decide for the generation ([`may_decide`]).
+//! The asker is confirmed when it and those that have answered may decide for the generation ([`Quorum`]).
 //! **Invariant:** then there was a moment after the question at which no generation without the asker was decided. A
 //! decision needs a set of voters that may decide. If one of them has answered the asker, it has voted later than that.
 //! If none has, the two sets exclude each other by the proof of the partition rule (`super`), unless the voters hold
@@ -23,7 +23,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::machine::{Membership, Stage};
-use super::quorum::may_decide;
+use super::quorum::Quorum;
 use super::{MemberId, MemberMessage, MembershipEffect, names};
 
 /// One question of this member.
@@ -125,7 +125,14 @@ impl Membership {
         let takes_part = self.votes_with(me);
         for (nonce, Confirmation { until, answered }) in self.confirmations.clone() {
             let has_answered = |id: MemberId| answered.contains(&id) || id == me && takes_part;
-            let outcome = if may_decide(generation.ids(), has_answered, |id| certain.contains(&id)) {
+            let quorum = Quorum::of(generation.ids(), has_answered, |id| certain.contains(&id));
+            // The other half may decide with the witness, which is not asked here.
+            let may_decide = match quorum {
+                Quorum::Majority => true,
+                Quorum::Tie { has_first } => has_first && !generation.witness,
+                Quorum::Minority => false,
+            };
+            let outcome = if may_decide {
                 Ok(generation.number)
             } else if now >= until {
                 let silent = generation.ids().filter(|id| !has_answered(*id) && !certain.contains(id)).collect();
@@ -179,9 +186,18 @@ mod tests {
 
     impl Job {
         fn new(count: u64) -> Job {
+            Job::of(count, false)
+        }
+
+        /// A job in which a witness decides ties.
+        fn with_witness(count: u64) -> Job {
+            Job::of(count, true)
+        }
+
+        fn of(count: u64, witness: bool) -> Job {
             let introduce = |id| Introduction { id: MemberId(id), contact: Arc::from([]), payload: Arc::from([]) };
             let members = (0..count).map(introduce).collect();
-            let generation = Arc::new(Generation { number: 1, members, left_out: Vec::new() });
+            let generation = Arc::new(Generation { number: 1, members, left_out: Vec::new(), witness });
             let limits = Limits { min_members: 1, max_members: 8, silence: Some(SILENCE) };
             let begin = |id| Membership::member(MemberId(id), Arc::clone(&generation), limits, Duration::ZERO);
             Job { members: (0..count).map(begin).collect(), cut: Vec::new(), now: Duration::ZERO, answers: Vec::new() }
@@ -271,6 +287,17 @@ mod tests {
         assert_eq!(job.answers.last(), Some(&(1, Ok(1))), "a member whose loss is certain is not asked");
     }
 
+    /// The other half could decide with the witness at the same time.
+    #[test]
+    fn half_is_not_enough_in_a_job_with_a_witness() {
+        let mut job = Job::with_witness(2);
+        job.cut = vec![0];
+        assert_eq!(job.ask(0), None);
+        job.wait();
+        let refusal = ConfirmRefusal::NoMajority { generation: 1, silent: vec![MemberId(1)] };
+        assert_eq!(job.answers, [(0, Err(refusal))]);
+    }
+
     #[test]
     fn a_question_that_was_lost_is_repeated() {
         let mut job = Job::new(3);
@@ -293,10 +320,12 @@ mod tests {
         let voter = &mut job.members[1];
         let introduce = |id| Introduction { id: MemberId(id), contact: Arc::from([]), payload: Arc::from([]) };
         let members = vec![introduce(1), introduce(2)];
-        let generation = Arc::new(Generation { number: 2, members, left_out: vec![(MemberId(0), "lost".into())] });
+        let left_out = vec![(MemberId(0), "lost".into())];
+        let generation = Arc::new(Generation { number: 2, members, left_out, witness: false });
         let ballot = super::super::Ballot { round: 1, coordinator: 1 };
         let voters = [MemberId(1), MemberId(2)].into();
-        voter.vote = Some(super::super::Vote { ballot, generation, voters, kind: super::super::VoteKind::First });
+        let kind = super::super::VoteKind::First;
+        voter.vote = Some(super::super::Vote { ballot, generation, voters, witness: false, kind });
         job.cut = vec![2];
         assert_eq!(job.ask(0), None);
         job.members[1].vote = None;

@@ -10,9 +10,13 @@ use std::time::Duration;
 
 use super::change::Change;
 use super::confirm::{ConfirmRefusal, Confirmation};
+use super::losses::{Departed, Hearing};
 use super::message::{Ballot, MemberMessage, Place, Report, Vote};
 use super::peer::{Grade, Peer};
-use super::{Generation, Introduction, Limits, Loss, LossEvidence, MemberId, MembershipEffect, Waiting};
+use super::{
+    Generation, Introduction, Limits, Loss, MemberId, MembershipEffect, VoteRecord, Waiting, WitnessAnswer,
+    WitnessRequest,
+};
 
 /// One member's side of the agreement. Time is awake time, counted from any fixed start.
 #[derive(Clone, Debug)]
@@ -30,6 +34,8 @@ pub struct Membership {
     /// No lower ballot gets an answer.
     pub(super) promised: Ballot,
     pub(super) vote: Option<Vote>,
+    /// The members without which this one has voted.
+    pub(super) record: VoteRecord,
     /// Who has asked last, and is told when the report changes.
     report_to: Option<MemberId>,
     /// What this member does as the coordinator.
@@ -38,7 +44,11 @@ pub struct Membership {
     pub(super) yields: Option<(MemberId, Duration)>,
     /// The highest base in which somebody has voted without this member. Kept for strangers, too: they may be members
     /// of a generation of which this one does not know yet.
-    votes_without_me: BTreeMap<MemberId, u64>,
+    pub(super) votes_without_me: BTreeMap<MemberId, u64>,
+    /// How complete the messages of each process are to which there is a connection; strangers as well.
+    pub(super) hearing: BTreeMap<MemberId, Hearing>,
+    /// Processes that have ended or left, with their records; strangers as well.
+    pub(super) departed: BTreeMap<MemberId, Departed>,
     next_beat: Duration,
     /// Whether this member knows that somebody does not work in its generation any more.
     is_called: bool,
@@ -81,15 +91,18 @@ impl Membership {
             contact,
             limits,
             stage,
-            generation: Arc::new(Generation { number: 0, members: Vec::new(), left_out: Vec::new() }),
+            generation: Arc::new(Generation { number: 0, members: Vec::new(), left_out: Vec::new(), witness: false }),
             peers: BTreeMap::new(),
             payload: None,
             promised: Ballot::default(),
             vote: None,
+            record: VoteRecord::default(),
             report_to: None,
             change: None,
             yields: None,
             votes_without_me: BTreeMap::new(),
+            hearing: BTreeMap::new(),
+            departed: BTreeMap::new(),
             next_beat: now,
             is_called: false,
             looked: now,
@@ -197,12 +210,13 @@ impl Membership {
         if self.stage != Stage::Over {
             self.stage = Stage::Over;
             self.refuse_confirmations(&ConfirmRefusal::NotMember);
-            self.broadcast(&MemberMessage::Leave);
+            self.broadcast(&MemberMessage::Leave(self.record.clone()));
         }
     }
 
-    /// A connection to this process is new: everything that was sent before may be lost. The greeting repeats what must
-    /// not be.
+    /// Everything that was sent to this process before may be lost: a connection is new, or another one to it has
+    /// broken. The first message on the connection that is used from now on repeats a vote without it. A connection
+    /// that breaks although others remain is first told as [`LossEvidence::Broken`].
     pub fn meet(&mut self, peer: MemberId, now: Duration) {
         if self.stage == Stage::Over {
             return;
@@ -211,15 +225,13 @@ impl Membership {
             // Whoever it is may be a member soon, and let this one join.
             self.peers.entry(peer).or_insert_with(|| Peer::new(now, None));
         }
-        if let Some(known) = self.peers.get_mut(&peer) {
-            known.has_gaps = false;
-        }
+        self.hearing.entry(peer).or_insert(Hearing::Met);
         self.note_heard(peer, now);
-        self.greet(peer);
-        let left_out = self.vote.as_ref().is_some_and(|vote| !vote.voters.contains(&peer));
-        if left_out && self.generation.contains(peer) {
-            self.send(peer, MemberMessage::LeftOut { base: self.generation.number });
+        let base = self.generation.number;
+        if self.record.leaves_out(peer, base) {
+            self.send(peer, MemberMessage::LeftOut { base });
         }
+        self.greet(peer);
         self.ask_again(|member| member == peer);
         self.repeat_confirm(|member| member == peer);
         if self.report_to == Some(peer) {
@@ -228,33 +240,13 @@ impl Membership {
         self.consider(now);
     }
 
-    /// Something was seen of somebody.
-    pub fn learn(&mut self, member: MemberId, evidence: LossEvidence, cause: &str, now: Duration) {
-        // Whoever is well is heard once in a heartbeat, or a little later.
-        let soon = now + 2 * self.limits.beat();
-        let Some(peer) = self.peers.get_mut(&member).filter(|_| self.stage != Stage::Over) else { return };
-        if peer.candidate.is_some() && evidence != LossEvidence::Doubted {
-            self.peers.remove(&member);
-            return self.consider(now);
-        }
-        match evidence {
-            LossEvidence::Ended => self.lose(member, Grade::Ended, cause),
-            LossEvidence::Dead => self.lose(member, Grade::Dead, cause),
-            LossEvidence::Broken => {
-                peer.has_gaps = true;
-                peer.doubted.get_or_insert(soon);
-            }
-            LossEvidence::Doubted => {
-                peer.doubted.get_or_insert(soon);
-            }
-        }
-        self.consider(now);
-    }
-
     /// A message has come.
     pub fn hear(&mut self, from: MemberId, message: MemberMessage, now: Duration) {
         if self.stage == Stage::Over {
             return;
+        }
+        if let Some(hearing) = self.hearing.get_mut(&from) {
+            *hearing = Hearing::Complete;
         }
         self.note_heard(from, now);
         self.note_generation(from, &message);
@@ -277,6 +269,7 @@ impl Membership {
             alive.into_iter().for_each(|peer| self.greet(peer));
             self.ask_again(|_| true);
             self.repeat_confirm(|_| true);
+            self.ask_witness_again();
         }
         self.consider(now);
     }
@@ -288,6 +281,10 @@ impl Membership {
     }
 
     fn hear_as_candidate(&mut self, from: MemberId, message: MemberMessage, now: Duration) {
+        if message.base().is_some_and(|base| base < self.generation.number) {
+            // The members of a generation may all have died before one that is in it heard of it.
+            return self.teach(from);
+        }
         match message {
             MemberMessage::Propose { base, vote } if self.payload.is_some() && vote.generation.contains(self.me) => {
                 self.send(from, MemberMessage::Accepted { base, ballot: vote.ballot });
@@ -307,7 +304,7 @@ impl Membership {
             // Another candidate, who does not know yet that it is in, perhaps.
             MemberMessage::Join { generation, .. } if generation < self.generation.number => self.teach(from),
             MemberMessage::LeftOut { base } => self.note_vote_without_me(from, base),
-            MemberMessage::Leave => self.see_off(from),
+            MemberMessage::Leave(record) => self.see_off(from, record),
             _ => {}
         }
     }
@@ -342,14 +339,17 @@ impl Membership {
                 }
             }
             MemberMessage::Decided { .. } => {}
-            MemberMessage::Leave if self.is_candidate(from) => drop(self.peers.remove(&from)),
-            MemberMessage::Leave => self.see_off(from),
             MemberMessage::Confirm { nonce, .. } => self.answer_confirm(from, nonce),
             MemberMessage::Confirmed { nonce, .. } => self.take_confirmed(from, nonce),
+            MemberMessage::Leave(record) if self.is_candidate(from) => {
+                self.note_departure(from, record, "it has left");
+                self.peers.remove(&from);
+            }
+            MemberMessage::Leave(record) => self.see_off(from, record),
         }
     }
 
-    fn is_candidate(&self, peer: MemberId) -> bool {
+    pub(super) fn is_candidate(&self, peer: MemberId) -> bool {
         self.peers.get(&peer).is_some_and(|peer| peer.candidate.is_some())
     }
 
@@ -362,22 +362,6 @@ impl Membership {
         if knows < self.generation.number {
             self.teach(from);
         }
-    }
-
-    /// Whoever is in a later generation may have voted for it without this member.
-    fn note_generation(&mut self, from: MemberId, message: &MemberMessage) {
-        let theirs = match message {
-            MemberMessage::Decided { generation } => generation.number,
-            other => other.base().unwrap_or_default(),
-        };
-        if theirs > self.generation.number {
-            self.note_vote_without_me(from, theirs - 1);
-        }
-    }
-
-    fn note_vote_without_me(&mut self, from: MemberId, base: u64) {
-        let highest = self.votes_without_me.entry(from).or_default();
-        *highest = base.max(*highest);
     }
 
     /// Answers a coordinator, and gives up a lower ballot of this member's own.
@@ -393,7 +377,7 @@ impl Membership {
     }
 
     /// Somebody else is at the boundary, or has left.
-    fn be_called(&mut self, by: MemberId) {
+    pub(super) fn be_called(&mut self, by: MemberId) {
         if self.payload.is_none() && !std::mem::replace(&mut self.is_called, true) {
             self.effects.push(MembershipEffect::Called { by });
         }
@@ -411,19 +395,14 @@ impl Membership {
     /// What this member has to say to a coordinator.
     pub(super) fn report(&self) -> Report {
         let mine = || self.peers.iter().filter(|(id, _)| self.generation.contains(**id));
-        let certain = mine().filter(|(id, peer)| peer.has_ended() && !self.was_left_out_by(**id)).map(|(id, _)| *id);
+        let certain = mine().filter(|(id, peer)| self.is_certainly_lost(**id, peer)).map(|(id, _)| *id);
         let suspected = mine().filter(|(_, peer)| peer.is_lost() && !peer.is_dead()).map(|(id, _)| *id);
         let (certain, suspected) = (certain.collect(), suspected.collect());
         Report { vote: self.vote.clone(), payload: self.payload.clone(), certain, suspected }
     }
 
-    /// Whether a member of this base has voted without this one.
-    fn was_left_out_by(&self, member: MemberId) -> bool {
-        self.votes_without_me.get(&member).is_some_and(|base| *base >= self.generation.number)
-    }
-
     /// Tells whoever has asked that the answer is another one now.
-    fn report_again(&mut self) {
+    pub(super) fn report_again(&mut self) {
         if let Some(coordinator) = self.report_to.filter(|_| self.stage == Stage::Member) {
             let (base, ballot, report) = (self.generation.number, self.promised, self.report());
             self.send(coordinator, MemberMessage::Report { base, ballot, report });
@@ -440,11 +419,14 @@ impl Membership {
         self.send(coordinator, MemberMessage::Accepted { base, ballot });
     }
 
-    /// Votes. Those without whom this happens are told first.
+    /// Votes. First the members that do not take part are recorded and told.
     pub(super) fn cast(&mut self, vote: Vote) {
         let base = self.generation.number;
-        let generation = Arc::clone(&self.generation);
-        for member in generation.ids().filter(|id| !vote.voters.contains(id)) {
+        let left_out: Vec<MemberId> = self.generation.ids().filter(|id| !vote.voters.contains(id)).collect();
+        if self.record.add(base, &left_out) {
+            self.effects.push(MembershipEffect::Record(self.record.clone()));
+        }
+        for member in left_out {
             self.send(member, MemberMessage::LeftOut { base });
         }
         self.vote = Some(vote);
@@ -465,6 +447,11 @@ impl Membership {
         others.into_iter().for_each(|id| self.teach(id));
         self.peers.retain(|id, peer| generation.contains(*id) || peer.candidate.is_some());
         self.votes_without_me.retain(|_, base| *base >= generation.number);
+        for (id, peer) in &mut self.peers {
+            if let Some(departed) = self.departed.get(id) {
+                peer.loss.get_or_insert((Grade::Dead, Arc::clone(&departed.cause)));
+            }
+        }
         if self.payload.is_some() && self.peers.values().any(Peer::is_dead) {
             // Nobody could work in it. This member stays at the boundary, which is now that of the new generation.
             return self.greet(self.coordinator());
@@ -474,7 +461,8 @@ impl Membership {
         // Whom this member suspects it still suspects, although the others do not.
         for (id, peer) in &self.peers {
             if let (Some(cause), None) = (peer.cause(), &peer.candidate) {
-                self.effects.push(MembershipEffect::Lost { member: *id, loss: Loss::Suspected, cause });
+                let loss = if peer.is_dead() { Loss::Certain } else { Loss::Suspected };
+                self.effects.push(MembershipEffect::Lost { member: *id, loss, cause });
             }
         }
     }
@@ -488,70 +476,20 @@ impl Membership {
         self.effects.push(MembershipEffect::Evicted { generation: generation.number, cause });
     }
 
-    fn suspect_the_silent(&mut self, now: Duration) {
-        let Some(silence) = self.limits.silence else { return self.suspect_the_doubted(now) };
-        let too_long = |peer: &Peer| !peer.is_lost() && now.saturating_sub(peer.heard) >= silence;
-        let silent: Vec<MemberId> = self.peers.iter().filter(|(_, peer)| too_long(peer)).map(|(id, _)| *id).collect();
-        for member in silent {
-            if self.is_candidate(member) {
-                self.peers.remove(&member);
-            } else {
-                self.lose(
-                    member,
-                    Grade::Silent,
-                    &format!("nothing was heard of it for {:.1} s", silence.as_secs_f64()),
-                );
-            }
-        }
-        self.suspect_the_doubted(now);
-    }
-
-    fn suspect_the_doubted(&mut self, now: Duration) {
-        let overdue = |peer: &Peer| !peer.is_lost() && peer.doubted.is_some_and(|until| now >= until);
-        let doubted: Vec<MemberId> = self.peers.iter().filter(|(_, peer)| overdue(peer)).map(|(id, _)| *id).collect();
-        for member in doubted {
-            self.lose(member, Grade::Silent, "its connection broke, and it was not heard of since");
-        }
-    }
-
-    /// Somebody is lost, or more is known about a loss.
-    /// Somebody leaves in order, which is not a loss, though it will not be there any more.
-    fn see_off(&mut self, member: MemberId) {
-        let Some(peer) = self.peers.get_mut(&member) else { return };
-        peer.loss = Some((Grade::Ended, "it has left".into()));
-        self.yields = self.yields.filter(|(coordinator, _)| *coordinator != member);
+    /// The witness has answered.
+    pub fn hear_witness(&mut self, answer: WitnessAnswer, now: Duration) {
         if self.stage == Stage::Member {
-            self.be_called(member);
+            self.take_witness_answer(answer, now);
+            self.consider(now);
         }
-        self.report_again();
     }
 
-    pub(super) fn lose_dead(&mut self, member: MemberId, cause: &str) {
-        self.lose(member, Grade::Dead, cause);
-    }
-
-    fn lose(&mut self, member: MemberId, grade: Grade, cause: &str) {
-        let is_mine = self.stage == Stage::Member && self.generation.contains(member);
-        let Some(peer) = self.peers.get_mut(&member) else { return };
-        let before = peer.loss.as_ref().map(|(grade, _)| *grade);
-        if before >= Some(grade) {
-            return;
-        }
-        peer.doubted = None;
-        let cause: Arc<str> = peer.cause().filter(|_| before > Some(Grade::Silent)).unwrap_or_else(|| cause.into());
-        peer.loss = Some((grade, Arc::clone(&cause)));
-        self.yields = self.yields.filter(|(coordinator, _)| *coordinator != member);
-        if is_mine {
-            let loss = if grade == Grade::Silent { Loss::Suspected } else { Loss::Certain };
-            if before.is_none_or(|before| before == Grade::Silent) {
-                self.effects.push(MembershipEffect::Lost { member, loss, cause });
-            }
-            self.report_again();
-        }
+    pub(super) fn ask_witness(&mut self, request: WitnessRequest) {
+        self.effects.push(MembershipEffect::AskWitness(request));
     }
 
     /// Shows somebody who and where this process is.
-    fn greet(&mut self, peer: MemberId) {
+    pub(super) fn greet(&mut self, peer: MemberId) {
         let generation = self.generation.number;
         let message = match (self.stage, &self.payload) {
             (Stage::Member, None) => MemberMessage::Heartbeat { generation, place: Place::Training },

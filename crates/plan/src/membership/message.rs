@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{Generation, Introduction, MemberId};
+use super::{Generation, Introduction, MemberId, VoteRecord};
 
 /// The number of an attempt to change one generation into the next. Each is made by one member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +45,8 @@ pub struct Vote {
     pub voters: Arc<[MemberId]>,
     /// Where the list comes from.
     pub kind: VoteKind,
+    /// Whether the witness takes part in this ballot as well.
+    pub witness: bool,
 }
 
 /// What a coordinator has to know of a member.
@@ -124,8 +126,8 @@ pub enum MemberMessage {
         /// The newest that the sender knows.
         generation: Arc<Generation>,
     },
-    /// The sender leaves in order, and says nothing more.
-    Leave,
+    /// The sender leaves in order, takes part in nothing more, and has voted like this.
+    Leave(VoteRecord),
     /// The sender asks whether it is still in the job.
     Confirm {
         /// The sender's generation.
@@ -157,7 +159,7 @@ impl MemberMessage {
             MemberMessage::Join { .. }
             | MemberMessage::LeftOut { .. }
             | MemberMessage::Decided { .. }
-            | MemberMessage::Leave => None,
+            | MemberMessage::Leave(_) => None,
         }
     }
 }

@@ -14,8 +14,6 @@ pub(super) struct Peer {
     /// When it is suspected, if it is not heard before, because somebody had trouble with it.
     pub(super) doubted: Option<Duration>,
     pub(super) loss: Option<(Grade, Arc<str>)>,
-    /// Whether a connection broke since the last greeting: it may have said something that was not received.
-    pub(super) has_gaps: bool,
     /// Set if it is a candidate.
     pub(super) candidate: Option<Introduction>,
 }
@@ -25,15 +23,15 @@ pub(super) struct Peer {
 pub(super) enum Grade {
     /// It may come back.
     Silent,
-    /// Its process has ended.
+    /// Its process has ended, or has left.
     Dead,
-    /// Its process has ended, and all that it sent was received.
+    /// Its process has ended, and all that it sent on its last connections was received.
     Ended,
 }
 
 impl Peer {
     pub(super) fn new(now: Duration, candidate: Option<Introduction>) -> Peer {
-        Peer { heard: now, doubted: None, loss: None, has_gaps: false, candidate }
+        Peer { heard: now, doubted: None, loss: None, candidate }
     }
 
     /// Whether it is lost in this member's view.
@@ -46,9 +44,9 @@ impl Peer {
         self.loss.as_ref().is_some_and(|(grade, _)| *grade > Grade::Silent)
     }
 
-    /// Whether all that it had to say was received, up to its end.
-    pub(super) fn has_ended(&self) -> bool {
-        self.loss.as_ref().is_some_and(|(grade, _)| *grade == Grade::Ended) && !self.has_gaps
+    /// Whether the streams of its last connections were read to the end of its process.
+    pub(super) fn was_read_to_its_end(&self) -> bool {
+        self.loss.as_ref().is_some_and(|(grade, _)| *grade == Grade::Ended)
     }
 
     /// Whether it was heard not longer ago than this.

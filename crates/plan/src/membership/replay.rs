@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Generation, Limits, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect};
+use super::{Generation, Limits, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect, WitnessAnswer};
 
 /// How a process begins to take part.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +72,8 @@ pub enum MembershipInput {
         /// What.
         message: MemberMessage,
     },
+    /// [`Membership::hear_witness`].
+    HearWitness(WitnessAnswer),
     /// [`Membership::tick`].
     Tick,
     /// [`Membership::confirm`].
@@ -87,6 +89,7 @@ impl Membership {
             MembershipInput::Meet(peer) => self.meet(peer, now),
             MembershipInput::Learn { member, evidence, cause } => self.learn(member, evidence, &cause, now),
             MembershipInput::Hear { from, message } => self.hear(from, message, now),
+            MembershipInput::HearWitness(answer) => self.hear_witness(answer, now),
             MembershipInput::Tick => self.tick(now),
             MembershipInput::Confirm(nonce) => self.confirm(nonce, now),
         }
@@ -219,7 +222,7 @@ mod tests {
         let introduce =
             |id: &u64| Introduction { id: MemberId(*id), contact: Arc::from([*id as u8]), payload: Arc::from([]) };
         let left_out = left_out.iter().map(|id| (MemberId(*id), Arc::from("it has left"))).collect();
-        Arc::new(Generation { number, members: members.iter().map(introduce).collect(), left_out })
+        Arc::new(Generation { number, members: members.iter().map(introduce).collect(), left_out, witness: false })
     }
 
     fn enter_all(generations: &[Arc<Generation>]) -> Result<(), TwoHistories> {

@@ -4,11 +4,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod agents;
+mod mutations;
+mod network;
 mod node;
 mod random;
 mod replays;
 mod seeds;
 mod sim;
 mod stories;
+mod watch;
 mod weather;
-mod witness;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use farandole_plan::membership::{Membership, MembershipEffect, MembershipInput, MembershipStart};
+use farandole_plan::membership::{Membership, MembershipEffect, MembershipInput, MembershipStart, VoteRecord};
 
 use super::sim::Event;
 
@@ -22,6 +22,13 @@ pub(crate) struct Node {
     pub(crate) machine: Membership,
     pub(crate) doing: Doing,
     pub(crate) alive: bool,
+    pub(crate) host: usize,
+    /// Whether its host's agent reaches the launcher, and the launcher the agent.
+    pub(crate) is_linked: bool,
+    /// What it has recorded for its agent; `None`: it could not open the file.
+    pub(crate) record: Option<VoteRecord>,
+    /// It is killed while it carries out the effects of an input.
+    pub(crate) dies_midway: bool,
     pub(crate) stopped_since: Option<u64>,
     pub(crate) slept: u64,
     /// What has arrived while it was stopped.
@@ -34,11 +41,15 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(start: MembershipStart, now: Duration, doing: Doing) -> Node {
+    pub(crate) fn new(start: MembershipStart, host: usize, now: Duration, doing: Doing) -> Node {
         Node {
             machine: start.clone().begin(now),
             doing,
             alive: true,
+            host,
+            is_linked: true,
+            record: Some(VoteRecord::default()),
+            dies_midway: false,
             stopped_since: None,
             slept: 0,
             inbox: VecDeque::new(),

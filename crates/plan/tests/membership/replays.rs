@@ -8,7 +8,7 @@ use super::weather::{Weather, plan};
 
 #[test]
 fn members_that_are_told_the_same_again_decide_the_same() {
-    for weather in [Weather::Deaths, Weather::Stops, Weather::Cuts] {
+    for weather in [Weather::Deaths, Weather::Stops, Weather::Resets, Weather::Cuts] {
         for seed in 0..100 {
             let mut random = Random::new(seed);
             let plan = plan(weather, &mut random);
@@ -16,7 +16,7 @@ fn members_that_are_told_the_same_again_decide_the_same() {
             let mut world = World::new(plan, random);
             world.is_recorded = true;
             while world.now < until {
-                world.step();
+                world.step_well();
             }
             let mut history = GenerationHistory::default();
             for node in &world.nodes {
@@ -28,7 +28,7 @@ fn members_that_are_told_the_same_again_decide_the_same() {
                 }
                 assert_eq!(replay.machine().generation(), node.machine.generation());
             }
-            assert!(history.generations().len() >= world.witness.history.generations().len());
+            assert!(history.generations().len() >= world.watch.history.generations().len());
         }
     }
 }

@@ -1,27 +1,27 @@
 //! A job over a simulated network, driven by a seed: what happens, and when.
 //!
-//! Processes are state machines ([`Membership`]) that train or are at the boundary. Connections are what the endpoint
-//! of `farandole-cluster` makes of them: messages arrive in order while a connection lasts, late, and now and then
-//! twice; one that breaks loses what is under way, is noticed on both sides and is made again. A cut holds messages
-//! back, as TCP does, in both directions or in one. The kernel of a process that dies closes its connections, after
-//! what was sent before; sometimes that end is lost. A stopped process does nothing, its clock stands still, and what
-//! arrives meanwhile it finds when it goes on.
+//! Processes are state machines ([`Membership`]) on several hosts, which train or are at the boundary. `network` has
+//! their connections, `agents` what their agents and the launcher say, `weather` the faults, `mutations` broken rules.
+//! A stopped process does nothing, its clock stands still, and what arrives meanwhile it finds when it continues.
 //!
 //! Everything follows from the seed: the same one gives the same log.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use farandole_plan::membership::{
-    Generation, Introduction, LossEvidence, MemberId, MemberMessage, MembershipEffect, MembershipInput, MembershipStart,
+    Generation, Introduction, LossEvidence, MemberId, MemberMessage, MembershipEffect, MembershipInput,
+    MembershipStart, Witness, WitnessAnswer, WitnessRequest,
 };
 
+use super::mutations::Mutation;
+use super::network::Network;
 use super::node::{Doing, Node};
 use super::random::Random;
+use super::watch::Watch;
 use super::weather::{Fault, Plan};
-use super::witness::Witness;
 
 pub(crate) const MILLISECOND: u64 = 1000;
 /// The longest silence, in microseconds. Short, so that a run has few heartbeats.
@@ -30,46 +30,44 @@ pub(crate) const BEAT: u64 = SILENCE / 4;
 /// How long a member stays at the boundary.
 const ELASTIC_TIMEOUT: u64 = 30 * SILENCE;
 /// More processes than any run has.
-const MOST_NODES: usize = 16;
-
-/// The connection of a pair, as seen from one side.
-#[derive(Clone, Default)]
-struct Direction {
-    /// Which connection of this pair it is; 0: there was none.
-    epoch: u32,
-    is_open: bool,
-    /// The epoch in which the receiver has met the sender.
-    met: u32,
-    /// Nothing overtakes what was sent before.
-    last_arrival: u64,
-    /// Cuts that lie over this direction.
-    cuts: u32,
-    held: VecDeque<Event>,
-}
+pub(crate) const MOST_NODES: usize = 16;
 
 /// What happens at a time.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
+    /// A message arrives at a side of a link.
     Deliver {
-        from: usize,
-        to: usize,
-        epoch: u32,
+        link: usize,
+        side: usize,
         message: MemberMessage,
     },
-    /// The kernel's word that a process has ended.
+    /// A side has read the stream of a process that has ended to its end.
     End {
-        from: usize,
-        to: usize,
-        epoch: u32,
+        link: usize,
+        side: usize,
     },
+    /// The hello of the other side arrives.
     Meet {
-        node: usize,
-        peer: usize,
-        epoch: u32,
+        link: usize,
+        side: usize,
+    },
+    /// A side notices that the connection carries nothing any more.
+    Notice {
+        link: usize,
+        side: usize,
     },
     Connect {
         one: usize,
         other: usize,
+    },
+    /// The launcher hears a question to its witness.
+    Ask {
+        node: usize,
+        request: WitnessRequest,
+    },
+    Answer {
+        node: usize,
+        answer: WitnessAnswer,
     },
     Learn {
         node: usize,
@@ -100,13 +98,20 @@ pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) nodes: Vec<Node>,
     pub(crate) plan: Plan,
+    pub(crate) watch: Watch,
+    pub(crate) network: Network,
     pub(crate) witness: Witness,
-    random: Random,
+    /// The latest base that the witness was asked about.
+    pub(crate) witness_base: u64,
+    pub(crate) launcher_is_alive: bool,
+    /// Set while a machine greets, if greetings are mutated.
+    pub(crate) is_greeting: bool,
+    pub(crate) mutation: Option<Mutation>,
+    pub(crate) random: Random,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     /// Events by number; those that have happened are empty.
     events: Vec<Option<Event>>,
-    directions: Vec<Direction>,
-    quiet: bool,
+    pub(crate) quiet: bool,
     /// Whether nodes keep what they are told.
     pub(crate) is_recorded: bool,
 }
@@ -115,18 +120,24 @@ impl World {
     pub(crate) fn new(plan: Plan, mut random: Random) -> World {
         let introduce = |id: usize| introduction(id, 0);
         let members: Vec<Introduction> = (0..plan.members).map(introduce).collect();
-        let first = Arc::new(Generation { number: 1, members, left_out: Vec::new() });
+        let first = Arc::new(Generation { number: 1, members, left_out: Vec::new(), witness: plan.has_agents });
         let start = |id| MembershipStart::Founder { me: member(id), generation: first.clone(), limits: plan.limits };
-        let nodes = (0..plan.members).map(|id| Node::new(start(id), Duration::ZERO, Doing::Training)).collect();
+        let node = |id| Node::new(start(id), plan.hosts[id], Duration::ZERO, Doing::Training);
+        let nodes = (0..plan.members).map(node).collect();
         let seed = random.next();
         let mut world = World {
             now: 0,
             nodes,
-            witness: Witness::new(&first),
+            watch: Watch::new(&first),
+            network: Network::new(),
+            witness: Witness::default(),
+            witness_base: 0,
+            launcher_is_alive: true,
+            is_greeting: false,
+            mutation: None,
             random: Random::new(seed),
             queue: BinaryHeap::new(),
             events: Vec::new(),
-            directions: vec![Direction::default(); MOST_NODES * MOST_NODES],
             quiet: false,
             is_recorded: false,
             plan,
@@ -152,42 +163,45 @@ impl World {
         };
         let event = self.events[number as usize].take().expect("every event happens once");
         self.now = when;
-        self.witness.note(when, number);
+        self.watch.note(when, number);
         self.happen(event);
     }
 
-    /// Everything that was cut or stopped goes on.
+    /// The same, in a job of which all rules are kept.
+    pub(crate) fn step_well(&mut self) {
+        self.step();
+        if let Some(violation) = &self.watch.violation {
+            panic!("{violation}");
+        }
+    }
+
+    /// Everything that was cut or stopped continues.
     pub(crate) fn calm_down(&mut self) {
         self.quiet = true;
         for node in 0..self.nodes.len() {
             self.go_on(node);
         }
-        for direction in 0..self.directions.len() {
-            self.directions[direction].cuts = 0;
-            self.release(direction);
-        }
+        self.heal_everything();
     }
 
-    fn happen(&mut self, event: Event) {
+    pub(crate) fn happen(&mut self, event: Event) {
         match event {
-            Event::Deliver { from, to, epoch, .. } | Event::End { from, to, epoch } => {
-                let direction = &mut self.directions[from * MOST_NODES + to];
-                if direction.epoch != epoch || !self.nodes[to].alive {
-                    return;
-                }
-                if direction.cuts > 0 {
-                    return direction.held.push_back(event);
-                }
-                if self.nodes[to].stopped_since.is_some() {
-                    return self.nodes[to].inbox.push_back(event);
-                }
-                self.arrive(event);
+            Event::Deliver { link, side, .. } | Event::End { link, side } | Event::Notice { link, side } => {
+                self.receive(link, side, event);
             }
-            Event::Meet { node, .. } if self.nodes[node].stopped_since.is_some() => {
+            Event::Meet { link, side } => {
+                let node = self.network.links[link].ends[side];
+                match self.nodes[node].stopped_since {
+                    Some(_) => self.nodes[node].inbox.push_back(event),
+                    None => self.meet(link, side),
+                }
+            }
+            Event::Connect { one, other } => self.connect(one, other),
+            Event::Learn { node, .. } | Event::Answer { node, .. } if self.nodes[node].stopped_since.is_some() => {
                 self.nodes[node].inbox.push_back(event);
             }
-            Event::Meet { node, peer, epoch } => self.meet(node, peer, epoch),
-            Event::Connect { one, other } => self.connect(one, other),
+            Event::Ask { node, request } => self.ask_launcher(node, request),
+            Event::Answer { node, answer } => self.drive(node, MembershipInput::HearWitness(answer)),
             Event::Learn { node, about, evidence } => {
                 self.drive(node, learn(about, evidence));
             }
@@ -217,53 +231,32 @@ impl World {
             Fault::Stop(_) => {}
             Fault::Continue(node) => self.go_on(node),
             Fault::Leave(node) => {
-                if self.nodes[node].is_awake() && self.nodes[node].doing == Doing::Training {
+                if self.nodes[node].is_awake() && self.nodes[node].doing != Doing::Ended {
                     self.drive(node, MembershipInput::Leave);
-                    self.end(node);
+                    self.end(node, true);
                 }
             }
             Fault::Join => self.join(),
-            Fault::Cut(directions) => {
-                for (from, to) in directions {
-                    self.directions[from * MOST_NODES + to].cuts += 1;
-                }
+            Fault::Cut(directions) => self.cut(&directions),
+            Fault::Heal(directions) => self.heal(&directions),
+            Fault::Break { one, other, end } => self.break_connections(one, other, end),
+            Fault::BreakOne { one, other, end } => self.break_one(one, other, end),
+            Fault::Double(one, other) => self.connect_again(one, other),
+            Fault::KillMidway(node) => self.nodes[node].dies_midway = true,
+            Fault::LoseRecord(node) => self.nodes[node].record = None,
+            Fault::LoseAgent(host) => {
+                let of_host = self.nodes.iter_mut().filter(|node| node.host == host);
+                of_host.for_each(|node| node.is_linked = false);
             }
-            Fault::Heal(directions) => {
-                for (from, to) in directions {
-                    let direction = &mut self.directions[from * MOST_NODES + to];
-                    direction.cuts = direction.cuts.saturating_sub(1);
-                    self.release(from * MOST_NODES + to);
-                }
-            }
-            Fault::Break(one, other) => self.break_connection(one, other),
+            Fault::KillLauncher => self.launcher_is_alive = false,
             Fault::Doubt { node, about } => {
                 self.drive(node, learn(about, LossEvidence::Doubted));
             }
         }
     }
 
-    fn arrive(&mut self, event: Event) {
-        match event {
-            Event::Deliver { from, to, epoch, message } => {
-                // A connection begins with a greeting.
-                self.meet(to, from, epoch);
-                self.drive(to, MembershipInput::Hear { from: member(from), message });
-            }
-            Event::End { from, to, epoch } => {
-                self.directions[to * MOST_NODES + from].is_open = false;
-                let direction = &mut self.directions[from * MOST_NODES + to];
-                direction.is_open = false;
-                // Whoever never knew who was there has seen nobody end.
-                if direction.met == epoch {
-                    self.drive(to, learn(from, LossEvidence::Ended));
-                }
-            }
-            _ => unreachable!("only these arrive"),
-        }
-    }
-
     /// Lets a process do something and does what it says.
-    fn drive(&mut self, node: usize, input: MembershipInput) {
+    pub(crate) fn drive(&mut self, node: usize, input: MembershipInput) {
         if !self.nodes[node].is_awake() || self.nodes[node].doing == Doing::Ended {
             return;
         }
@@ -275,20 +268,67 @@ impl World {
         if let Some(input) = told {
             self.nodes[node].told.push((now, input, effects.clone()));
         }
+        let effects = self.mutate(effects);
+        let is_vote = |effect: &MembershipEffect| match effect {
+            MembershipEffect::Record(_) => true,
+            MembershipEffect::Send { message, .. } => matches!(message, MemberMessage::Accepted { .. }),
+            _ => false,
+        };
+        let most = match self.nodes[node].dies_midway && effects.iter().any(is_vote) {
+            true => self.random.below(effects.len() as u64) as usize,
+            false => effects.len(),
+        };
+        let dies = most < effects.len();
+        // One that dies before it says so has entered nothing.
+        let is_said = |effect: &MembershipEffect| match effect {
+            MembershipEffect::Installed(_) => true,
+            MembershipEffect::Send { message, .. } => matches!(message, MemberMessage::Decided { .. }),
+            _ => false,
+        };
+        let says_so = !dies || effects[..most].iter().any(is_said);
         let machine = &self.nodes[node].machine;
         let is_member = machine.generation().contains(member(node));
-        if machine.generation().number != before && is_member {
-            self.witness.entered(node, machine.generation());
+        if machine.generation().number != before && is_member && says_so {
+            self.watch.entered(node, machine.generation());
         }
-        for effect in effects {
+        for effect in effects.into_iter().take(most) {
             self.carry_out(node, effect);
         }
+        if dies {
+            return self.kill(node);
+        }
         self.schedule_tick(node);
+    }
+
+    /// Breaks rules about what a machine has said.
+    fn mutate(&self, mut effects: Vec<MembershipEffect>) -> Vec<MembershipEffect> {
+        match self.mutation {
+            Some(Mutation::RecordFollowsVote) => {
+                effects.sort_by_key(|effect| matches!(effect, MembershipEffect::Record(_)));
+            }
+            Some(Mutation::VoteIsNotRepeated) if !self.is_greeting => {}
+            Some(Mutation::VoteIsNotSaid | Mutation::VoteIsNotRepeated) => effects.retain(|effect| {
+                !matches!(effect, MembershipEffect::Send { message: MemberMessage::LeftOut { .. }, .. })
+            }),
+            Some(Mutation::LeaveHidesVotes) => {
+                for effect in &mut effects {
+                    if let MembershipEffect::Send { message: MemberMessage::Leave(record), .. } = effect {
+                        *record = Default::default();
+                    }
+                }
+            }
+            _ => {}
+        }
+        effects
     }
 
     fn carry_out(&mut self, node: usize, effect: MembershipEffect) {
         match effect {
             MembershipEffect::Send { to, message } => self.send(node, to.0 as usize, message),
+            MembershipEffect::Record(record) => {
+                self.nodes[node].record.iter_mut().for_each(|known| *known = record.clone());
+            }
+            MembershipEffect::AskWitness(request) => self.ask_witness(node, request),
             MembershipEffect::Lost { .. } | MembershipEffect::Called { .. } => {
                 let generation = self.nodes[node].machine.generation().number;
                 let soon = self.random.below(20 * MILLISECOND);
@@ -296,12 +336,12 @@ impl World {
             }
             MembershipEffect::Installed(generation) => {
                 self.nodes[node].doing = Doing::Training;
-                self.witness.installed(node, &generation, &self.nodes);
+                self.watch.installed(node, &generation, &self.nodes);
                 self.schedule_look(node);
             }
             MembershipEffect::Evicted { .. } => {
-                self.witness.evicted(node);
-                self.end(node);
+                self.watch.evicted(node);
+                self.end(node, false);
             }
             MembershipEffect::Waiting(_) | MembershipEffect::Confirmed { outcome: Err(_), .. } => {}
             MembershipEffect::Confirmed { nonce, outcome: Ok(generation) } => {
@@ -310,120 +350,14 @@ impl World {
         }
     }
 
-    fn send(&mut self, from: usize, to: usize, message: MemberMessage) {
-        let direction = &self.directions[from * MOST_NODES + to];
-        // Whoever has not met somebody has no connection to send over.
-        let has_met = self.directions[to * MOST_NODES + from].met == direction.epoch;
-        if !direction.is_open || !has_met {
-            return;
-        }
-        let epoch = direction.epoch;
-        let arrival = self.arrival(from, to);
-        if self.random.below(256) < self.plan.duplicates {
-            let again = arrival + self.random.below(SILENCE);
-            self.at(again, Event::Deliver { from, to, epoch, message: message.clone() });
-        }
-        self.at(arrival, Event::Deliver { from, to, epoch, message });
-    }
-
-    /// When something that is sent now is there.
-    fn arrival(&mut self, from: usize, to: usize) -> u64 {
-        let delay = match self.random.below(32) {
-            0 => self.random.below(if self.quiet { BEAT } else { self.plan.slowest }),
-            1..=4 => self.random.below(20 * MILLISECOND),
-            _ => 50 + self.random.below(500),
-        };
-        let direction = &mut self.directions[from * MOST_NODES + to];
-        direction.last_arrival = direction.last_arrival.max(self.now + delay);
-        direction.last_arrival
-    }
-
-    fn meet(&mut self, node: usize, peer: usize, epoch: u32) {
-        let direction = &mut self.directions[peer * MOST_NODES + node];
-        if direction.epoch == epoch && direction.met != epoch && self.nodes[node].is_awake() {
-            direction.met = epoch;
-            self.drive(node, MembershipInput::Meet(member(peer)));
-        }
-    }
-
-    fn connect_soon(&mut self, one: usize, other: usize) {
-        let soon = self.random.below(10 * MILLISECOND);
-        self.at(self.now + soon, Event::Connect { one, other });
-    }
-
-    fn connect(&mut self, one: usize, other: usize) {
-        let (there, back) = (one * MOST_NODES + other, other * MOST_NODES + one);
-        if self.directions[there].is_open || !self.nodes[one].is_up() || !self.nodes[other].is_up() {
-            return;
-        }
-        let is_cut = self.directions[there].cuts + self.directions[back].cuts > 0;
-        if is_cut || !self.nodes[one].is_awake() || !self.nodes[other].is_awake() {
-            return self.at(self.now + BEAT / 2, Event::Connect { one, other });
-        }
-        let epoch = self.directions[there].epoch + 1;
-        for direction in [there, back] {
-            let direction = &mut self.directions[direction];
-            (direction.epoch, direction.is_open) = (epoch, true);
-        }
-        for (node, peer) in [(one, other), (other, one)] {
-            let soon = 50 + self.random.below(2 * MILLISECOND);
-            self.at(self.now + soon, Event::Meet { node, peer, epoch });
-        }
-    }
-
-    /// What is under way is lost, and both sides notice.
-    fn break_connection(&mut self, one: usize, other: usize) {
-        if one == other || !self.directions[one * MOST_NODES + other].is_open {
-            return;
-        }
-        for (from, to) in [(one, other), (other, one)] {
-            let direction = &mut self.directions[from * MOST_NODES + to];
-            direction.is_open = false;
-            direction.epoch += 1;
-            direction.held.clear();
-            let soon = self.random.below(MILLISECOND);
-            self.at(self.now + soon, Event::Learn { node: to, about: from, evidence: LossEvidence::Broken });
-        }
-        self.at(self.now + BEAT / 4, Event::Connect { one, other });
-    }
-
-    fn release(&mut self, direction: usize) {
-        if self.directions[direction].cuts == 0 {
-            let held = std::mem::take(&mut self.directions[direction].held);
-            held.into_iter().for_each(|event| self.happen(event));
-        }
-    }
-
     fn kill(&mut self, node: usize) {
         if !self.nodes[node].alive {
             return;
         }
         self.nodes[node].alive = false;
-        self.witness.killed(node);
+        self.watch.killed(node);
         self.close_all(node);
-    }
-
-    /// The kernel closes the connections of a process that has ended. Sometimes the end is lost with what was sent
-    /// last, and at most somebody who saw the process end can say so.
-    fn close_all(&mut self, from: usize) {
-        for to in (0..self.nodes.len()).filter(|to| *to != from) {
-            let direction = &self.directions[from * MOST_NODES + to];
-            if !direction.is_open {
-                continue;
-            }
-            if self.random.below(256) < self.plan.lost_ends {
-                self.break_connection(from, to);
-                if self.random.below(2) == 0 {
-                    let later = self.random.below(SILENCE);
-                    self.at(self.now + later, Event::Learn { node: to, about: from, evidence: LossEvidence::Dead });
-                }
-            } else {
-                let epoch = direction.epoch;
-                let arrival = self.arrival(from, to);
-                self.at(arrival, Event::End { from, to, epoch });
-            }
-        }
-        self.break_engines(from);
+        self.reap(node);
     }
 
     fn go_on(&mut self, node: usize) {
@@ -432,11 +366,9 @@ impl World {
         let inbox = std::mem::take(&mut self.nodes[node].inbox);
         for event in inbox {
             match event {
-                // It was there before whatever cuts the network now.
-                Event::Deliver { from, epoch, .. } | Event::End { from, epoch, .. } => {
-                    if self.directions[from * MOST_NODES + node].epoch == epoch {
-                        self.arrive(event);
-                    }
+                // It had arrived before the network was cut.
+                Event::Deliver { link, side, .. } | Event::End { link, side } | Event::Notice { link, side } => {
+                    self.arrive(link, side, event);
                 }
                 other => self.happen(other),
             }
@@ -454,7 +386,7 @@ impl World {
         let (id, now) = (self.nodes.len(), Duration::from_micros(self.now));
         let contact = introduction(id, 0).contact;
         let start = MembershipStart::Candidate { me: member(id), contact, limits: self.plan.limits };
-        self.nodes.push(Node::new(start, now, Doing::Waiting(0)));
+        self.nodes.push(Node::new(start, self.plan.hosts[id], now, Doing::Waiting(0)));
         self.drive(id, MembershipInput::Come(introduction(id, 0).payload));
         for other in 0..id {
             self.connect_soon(id, other);
@@ -481,11 +413,11 @@ impl World {
     }
 
     /// Whoever leaves its generation closes its links, and the others' collectives fail.
-    fn break_engines(&mut self, node: usize) {
+    pub(crate) fn break_engines(&mut self, node: usize) {
         let generation = Arc::clone(self.nodes[node].machine.generation());
         let others: Vec<usize> = generation.ids().map(|id| id.0 as usize).filter(|other| *other != node).collect();
         for other in others {
-            let is_cut = self.directions[node * MOST_NODES + other].cuts > 0;
+            let is_cut = self.network.is_cut(node, other);
             let delay = if is_cut { 3 * SILENCE } else { self.random.below(20 * MILLISECOND) };
             self.at(self.now + delay, Event::Come { node: other, generation: generation.number });
         }
@@ -499,16 +431,20 @@ impl World {
             return self.nodes[node].inbox.push_back(Event::GiveUp { node, stay });
         }
         assert!(self.nodes[node].machine.waiting().is_some(), "whoever gives up can say why");
-        self.witness.gave_up(node);
+        self.watch.gave_up(node);
         self.drive(node, MembershipInput::Leave);
-        self.end(node);
+        self.end(node, false);
     }
 
     /// A process ends by itself.
-    fn end(&mut self, node: usize) {
+    fn end(&mut self, node: usize, has_left: bool) {
         if self.nodes[node].doing != Doing::Ended {
             self.nodes[node].doing = Doing::Ended;
             self.close_all(node);
+            // One that has left in order is not reported.
+            if !has_left {
+                self.reap(node);
+            }
         }
     }
 
@@ -545,13 +481,13 @@ impl World {
         }
     }
 
-    fn at(&mut self, when: u64, event: Event) {
+    pub(crate) fn at(&mut self, when: u64, event: Event) {
         self.queue.push(Reverse((when, self.events.len() as u64)));
         self.events.push(Some(event));
     }
 }
 
-fn learn(about: usize, evidence: LossEvidence) -> MembershipInput {
+pub(crate) fn learn(about: usize, evidence: LossEvidence) -> MembershipInput {
     MembershipInput::Learn { member: member(about), evidence, cause: "".into() }
 }
 

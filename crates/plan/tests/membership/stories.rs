@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farandole_plan::membership::{
     Generation, Introduction, Limits, Loss, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect,
-    Waiting,
+    VoteRecord, Waiting, Witness,
 };
 
 const SILENCE: Duration = Duration::from_secs(1);
@@ -17,6 +17,10 @@ struct Stage {
     alive: Vec<bool>,
     now: Duration,
     under_way: VecDeque<(u64, u64, MemberMessage)>,
+    /// Answers at once while members reach it.
+    witness: Option<Witness>,
+    /// What each of them has recorded.
+    records: Vec<VoteRecord>,
     /// What each of them was told besides, in order.
     told: Vec<Vec<MembershipEffect>>,
 }
@@ -24,14 +28,20 @@ struct Stage {
 impl Stage {
     /// Members 0 to `count`, connected, in their first generation.
     fn new(count: u64, min_members: usize) -> Stage {
+        Stage::with(count, min_members, None)
+    }
+
+    fn with(count: u64, min_members: usize, witness: Option<Witness>) -> Stage {
         let limits = Limits { min_members, max_members: 8, silence: Some(SILENCE) };
         let introduce = |id: u64| Introduction { id: MemberId(id), contact: Arc::default(), payload: Arc::default() };
         let members = (0..count).map(introduce).collect();
-        let first = Arc::new(Generation { number: 1, members, left_out: Vec::new() });
+        let first = Arc::new(Generation { number: 1, members, left_out: Vec::new(), witness: witness.is_some() });
         let member = |id| Membership::member(MemberId(id), Arc::clone(&first), limits, Duration::ZERO);
         let members: Vec<Membership> = (0..count).map(member).collect();
         let (alive, told) = (vec![true; members.len()], vec![Vec::new(); members.len()]);
-        let mut stage = Stage { members, alive, now: Duration::ZERO, under_way: VecDeque::new(), told };
+        let records = vec![VoteRecord::default(); members.len()];
+        let (now, under_way) = (Duration::ZERO, VecDeque::new());
+        let mut stage = Stage { members, alive, now, under_way, witness, records, told };
         for one in 0..count {
             (0..count).filter(|other| *other != one).for_each(|other| stage.meet(one, other));
         }
@@ -44,9 +54,18 @@ impl Stage {
             return;
         }
         act(&mut self.members[who as usize], self.now);
-        for effect in self.members[who as usize].take_effects() {
+        let mut effects = VecDeque::from(self.members[who as usize].take_effects());
+        while let Some(effect) = effects.pop_front() {
             match effect {
                 MembershipEffect::Send { to, message } => self.under_way.push_back((who, to.0, message)),
+                MembershipEffect::Record(record) => self.records[who as usize] = record,
+                MembershipEffect::AskWitness(request) => {
+                    if let Some(witness) = &mut self.witness {
+                        let machine = &mut self.members[who as usize];
+                        machine.hear_witness(witness.take(request), self.now);
+                        effects.extend(machine.take_effects());
+                    }
+                }
                 other => self.told[who as usize].push(other),
             }
         }
@@ -66,6 +85,7 @@ impl Stage {
         self.members.push(Membership::candidate(MemberId(who), Arc::default(), limits, self.now));
         self.alive.push(true);
         self.told.push(Vec::new());
+        self.records.push(VoteRecord::default());
         self.come(who);
     }
 
@@ -104,6 +124,14 @@ impl Stage {
         self.carry(|from, to| from == who && heard_by.contains(&to));
         self.under_way.retain(|(from, to, _)| *from != who && *to != who);
         heard_by.iter().for_each(|peer| self.learn(*peer, who, LossEvidence::Ended));
+    }
+
+    /// Ends a process of which nothing arrives any more but the record, from its agent.
+    fn reap(&mut self, who: u64, told: &[u64]) {
+        self.alive[who as usize] = false;
+        self.under_way.retain(|(from, to, _)| *from != who && *to != who);
+        let record = self.records[who as usize].clone();
+        told.iter().for_each(|peer| self.learn(*peer, who, LossEvidence::Reaped(record.clone())));
     }
 
     fn generation(&self, who: u64) -> (u64, Vec<u64>) {
@@ -334,4 +362,126 @@ fn a_candidate_whom_the_coordinator_does_not_hear_is_no_reason_for_a_generation(
     (0..3).for_each(|who| stage.come(who));
     stage.carry(everywhere);
     assert_eq!(stage.generation(3), (2, vec![0, 1, 2, 3]));
+}
+
+/// The half without the first member had to wait, even if the other host was lost for ever.
+#[test]
+fn of_two_halves_either_continues_with_the_witness_and_only_one() {
+    for first in [0, 1] {
+        let mut stage = Stage::with(2, 1, Some(Witness::default()));
+        stage.pass(2 * SILENCE, |_, _| false);
+        stage.come(first);
+        assert_eq!(stage.generation(first), (2, vec![first]));
+        // The other half comes later, and the witness tells it what is decided.
+        stage.come(1 - first);
+        stage.pass(SILENCE, |_, _| false);
+        assert!(stage.is_evicted(1 - first), "{:?}", stage.members[1 - first as usize].waiting());
+    }
+}
+
+#[test]
+fn without_an_answer_of_the_witness_a_tie_waits_and_says_so() {
+    let mut stage = Stage::with(2, 1, Some(Witness::default()));
+    let witness = stage.witness.take();
+    stage.pass(2 * SILENCE, |_, _| false);
+    stage.come(0);
+    let waiting = stage.members[0].waiting().unwrap().to_string();
+    assert!(waiting.starts_with("member 1 cannot be reached and may be alive"), "{waiting}");
+    assert!(waiting.contains("the launcher"), "{waiting}");
+    stage.witness = witness;
+    stage.pass(SILENCE, |_, _| false);
+    assert_eq!(stage.generation(0), (2, vec![0]), "the question is repeated");
+}
+
+/// A reset between two hosts counted as the end of both processes: each went on alone.
+#[test]
+fn a_broken_connection_proves_no_end() {
+    let mut stage = Stage::new(2, 1);
+    stage.learn(0, 1, LossEvidence::Broken);
+    stage.learn(1, 0, LossEvidence::Broken);
+    assert!((0..2).all(|who| stage.members[who].contacts().count() == 1), "the other one is redialled");
+    (0..2).for_each(|who| stage.come(who));
+    stage.under_way.clear();
+    stage.pass(SILENCE, |_, _| false);
+    assert!(stage.waits_for_a_majority(1));
+    stage.meet(0, 1);
+    stage.meet(1, 0);
+    stage.pass(SILENCE, everywhere);
+    assert!(stage.is_evicted(1), "the half with the first member has continued");
+}
+
+/// One of two connections broke, with a vote in flight, and the other one stayed: the vote was never repeated.
+#[test]
+fn a_vote_that_one_of_two_connections_has_lost_is_repeated_on_the_other() {
+    let mut stage = Stage::new(3, 1);
+    let within = |from: u64, to: u64| (from == 2) == (to == 2);
+    stage.pass(2 * SILENCE, within);
+    stage.come(0);
+    stage.come(1);
+    stage.carry(|from, to| within(from, to) && (from, to) != (1, 0));
+    stage.pass(SILENCE / 2, |from, to| (from, to) == (1, 0));
+    stage.under_way.clear();
+    stage.learn(2, 0, LossEvidence::Broken);
+    stage.meet(2, 0);
+    // Until the first message on the connection that is left, the end of the process is not certain.
+    let mut ends = stage.members[2].clone();
+    ends.learn(MemberId(0), LossEvidence::Ended, "", stage.now);
+    ends.come(Arc::default(), stage.now);
+    assert!(matches!(ends.waiting(), Some(Waiting::Majority { .. })), "{:?}", ends.waiting());
+    stage.learn(0, 2, LossEvidence::Broken);
+    stage.meet(0, 2);
+    let first = stage.under_way.iter().find(|(from, to, _)| (*from, *to) == (0, 2)).map(|(.., message)| message);
+    assert_eq!(first, Some(&MemberMessage::LeftOut { base: 1 }));
+}
+
+/// What the agent has read after the end replaces what was lost with the connection.
+#[test]
+fn the_record_of_a_dead_member_says_what_its_lost_vote_would_have_said() {
+    // Member 2 voted with all, or was left out by 1.
+    for left_out in [false, true] {
+        let mut stage = Stage::new(3, 1);
+        if left_out {
+            let within = |from: u64, to: u64| (from == 2) == (to == 2);
+            stage.pass(2 * SILENCE, within);
+            (0..2).for_each(|who| stage.come(who));
+            // Generation 2 is decided, and no word of it leaves the two.
+            stage.carry(within);
+            assert_eq!(stage.generation(0), (2, vec![0, 1]));
+        }
+        stage.learn(2, 1, LossEvidence::Broken);
+        stage.reap(1, &[2]);
+        stage.pass(2 * SILENCE, |_, _| false);
+        stage.come(2);
+        // Of 0 and 2 the first may continue; it is 2 if the ends of both others are certain.
+        assert!(stage.waits_for_a_majority(2));
+        stage.reap(0, &[2]);
+        assert_eq!(stage.waits_for_a_majority(2), left_out);
+    }
+}
+
+/// The coordinator of a higher ballot had promises of members that died, and proposed another list. That counted as
+/// proof that no lower ballot was decided.
+#[test]
+fn a_higher_ballot_without_a_common_acceptor_does_not_refute_a_decision() {
+    let mut stage = Stage::with(3, 1, Some(Witness::default()));
+    let within = |from: u64, to: u64| (from == 0) == (to == 0);
+    stage.pass(2 * SILENCE, within);
+    // Members 1 and 2 promise a ballot of 1, and 2 dies before it votes.
+    (1..3).for_each(|who| stage.come(who));
+    let is_proposed =
+        |stage: &Stage| stage.under_way.iter().any(|(.., message)| matches!(message, MemberMessage::Propose { .. }));
+    while !is_proposed(&stage) {
+        let (from, to, message) = stage.under_way.pop_front().unwrap();
+        if within(from, to) {
+            stage.act(to, |machine, now| machine.hear(MemberId(from), message, now));
+        }
+    }
+    stage.reap(2, &[0]);
+    // Its end is certain to 0, which is one of two and decides with the witness.
+    stage.come(0);
+    assert_eq!(stage.generation(0), (2, vec![0]));
+    stage.under_way.clear();
+    let record = stage.records[2].clone();
+    stage.learn(1, 2, LossEvidence::Reaped(record));
+    assert!(stage.is_evicted(1), "{:?}", stage.generation(1));
 }

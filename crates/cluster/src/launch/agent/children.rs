@@ -66,6 +66,15 @@ impl Children {
         Ok(pid)
     }
 
+    /// Keeps the file in which a member records its votes. Children that are started later do not inherit it.
+    pub(super) fn keep_votes(&mut self, member: u32, votes: File) {
+        let kept = super::task::keep_from_others(&votes).ok();
+        let process = self.ranks.iter_mut().find(|process| process.slot.rank == member);
+        if let (Some(process), Some(())) = (process, kept) {
+            process.votes = Some(votes);
+        }
+    }
+
     /// Takes the file with a rank's result.
     pub(super) fn take_result(&mut self, rank: u32) -> Option<File> {
         self.ranks.iter_mut().find(|process| process.slot.rank == rank)?.result.take()

@@ -327,6 +327,7 @@ impl Agent {
             Directive::Found(_)
             | Directive::Learn(_)
             | Directive::MemberLost { .. }
+            | Directive::WitnessAnswer { .. }
             | Directive::EndMember { .. }
             | Directive::Seek(_) => self.obey_elastic(directive, now),
             Directive::Alive => {}

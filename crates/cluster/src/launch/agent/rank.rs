@@ -30,6 +30,8 @@ pub(super) struct RankProcess {
     pub(super) kill_at: Option<Instant>,
     /// What it has made of its task.
     pub(super) result: Option<File>,
+    /// Where it records its votes, in an elastic job.
+    pub(super) votes: Option<File>,
     started: Instant,
     pipes: Vec<Pipe>,
 }
@@ -70,6 +72,7 @@ impl RankProcess {
             left: false,
             kill_at: None,
             result: None,
+            votes: None,
             started,
             pipes,
         })

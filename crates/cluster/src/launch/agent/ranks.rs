@@ -43,6 +43,7 @@ const UNSET: &[&str] = &[
     variable::ELASTIC_MEMBER,
     variable::ELASTIC_MIN_NP,
     variable::ELASTIC_MAX_NP,
+    variable::VOTES_FD,
     variable::RESTART,
 ];
 
@@ -85,10 +86,14 @@ impl Agent {
             command.env(exec_shim::AGENT, std::process::id().to_string());
             command.envs(open_files.map(|limit| (exec_shim::OPEN_FILES, limit.to_string())));
             command.envs(python_path.as_ref().map(|path| ("PYTHONPATH", path)));
+            let votes = start.elastic.and_then(|_| elastic::vote_file(*slot, &mut command));
             let report = match self.start_one(*slot, command, task) {
-                Ok(pid) => AgentReport::Started { rank: slot.rank, pid },
+                Ok(pid) => AgentReport::Started { rank: slot.rank, process: elastic::process_start(pid) },
                 Err(error) => AgentReport::NotStarted { rank: Some(slot.rank), why: error.to_string() },
             };
+            if let Some(votes) = votes {
+                self.children.keep_votes(slot.rank, votes);
+            }
             self.tell(&report);
         }
         Ok(())

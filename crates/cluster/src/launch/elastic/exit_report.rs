@@ -94,6 +94,10 @@ impl ElasticSupervision {
                 )
             }
             Cause::Host(why) => why.clone(),
+            Cause::TwoHistories(lists) => format!(
+                "the job has split: {lists}; keep no results that were written since, and start it again from its \
+                 last checkpoint"
+            ),
         }
     }
 }

@@ -47,6 +47,8 @@ pub(super) struct Host {
     pub(super) said_stopped: bool,
     /// Whether its agent has said that no process is left.
     pub(super) is_empty: bool,
+    /// When its agent was last asked for processes that are adrift.
+    pub(super) sought: Option<Instant>,
     /// Failures so far, and when the last one was.
     strikes: u32,
     last_strike: Option<Instant>,
@@ -77,6 +79,7 @@ impl Host {
             last_told: now,
             said_stopped: false,
             is_empty: true,
+            sought: None,
             strikes: 0,
             last_strike: None,
             barred_until: None,
@@ -157,6 +160,7 @@ impl ElasticSupervision {
         let host = &mut self.hosts[host];
         if matches!(host.presence, Presence::Coming { .. }) {
             (host.presence, host.pid, host.probe_addresses) = (Presence::Ready, Some(pid), probe_addresses);
+            host.sought = None;
         }
     }
 
@@ -184,7 +188,10 @@ impl ElasticSupervision {
             return self.give_up_agent(host, &how, now);
         }
         let agent = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
-        self.say(format!("the agent on {name}{agent} is gone, and its members with it: {how}"));
+        self.say(format!(
+            "the agent on {name}{agent} is lost: {how}; its members may run, and keep their slots until another agent \
+             does not find them"
+        ));
         self.lose_members_of(host, &What::AgentGone(how), now);
     }
 

@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 use super::hosts::{Presence, again_in};
 use super::{Action, Cause, Directive, ElasticSupervision, Generation, NEWS_ARE_ON_THE_WAY, Phase};
 use crate::launch::failure::{Failure, What, member_name};
-use crate::launch::message::{HowEnded, OutputStream, RankSlot};
+use crate::launch::message::{HowEnded, OutputStream, ProcessStart, RankSlot};
 use crate::launch::output::Tail;
 use crate::launch::signal;
 use crate::launch::supervision::MembersToStart;
 use crate::rendezvous::{FailureKind, FailureNotice};
+
+/// Member lists of the last generations are compared with what members tell: more than they can be behind each other.
+const MOST_LISTS: usize = 1024;
 
 /// A process of the job.
 #[derive(Debug)]
@@ -22,6 +25,8 @@ pub(super) struct Member {
     /// Which slot of the host.
     slot: u32,
     pub(super) pid: Option<u32>,
+    /// Its process, as an agent that comes later finds it.
+    pub(super) process: Option<ProcessStart>,
     started: Instant,
     pub(super) stopped: Option<(i32, Instant)>,
     /// What it has brought to the rendezvous, while it waits for the job to begin, and since when.
@@ -30,8 +35,10 @@ pub(super) struct Member {
     pub(super) in_generation: bool,
     /// That it was told to end, and why.
     told_to_end: Option<Why>,
-    /// Whether it was lost with a host that was not heard of any more, which proves nothing.
+    /// Whether it was lost with its agent or its host, which proves nothing.
     pub(super) unseen: bool,
+    /// What its agent has said of its end: the record of its votes, if it has read one.
+    reaped: Option<Option<Vec<u8>>>,
     pub(super) life: Life,
     pub(super) tail: Tail,
 }
@@ -40,8 +47,8 @@ pub(super) struct Member {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Life {
     Running,
-    /// Its host is not heard of, but it is in the latest generation that was: it may well go on without the launcher.
-    /// It keeps its slot until a generation is without it, or until nothing was heard of it for this long.
+    /// The launcher is not connected to its agent any more, and the process may run. It keeps its slot until a
+    /// generation is without it, until an agent does not find it, or until this time.
     Adrift {
         until: Instant,
     },
@@ -133,12 +140,14 @@ impl ElasticSupervision {
                 host,
                 slot,
                 pid: None,
+                process: None,
                 started: now,
                 stopped: None,
                 entered: None,
                 in_generation: false,
                 told_to_end: None,
                 unseen: false,
+                reaped: None,
                 life: Life::Running,
                 tail: Tail::default(),
             });
@@ -198,9 +207,21 @@ impl ElasticSupervision {
                 self.say(text);
             }
             (Some(Why::Failed(what)), _) => self.lose(number, what, Some(how), now),
-            (None, true) => self.finishing |= self.phase == Phase::Running,
+            (None, true) => {
+                self.finishing |= self.phase == Phase::Running;
+                // Members of other hosts cannot know its end, unless it has left in order.
+                if self.members[number as usize].reaped.is_some() {
+                    let text = format!("{} {how}", self.name_of(number));
+                    self.tell_others(number, FailureNotice { text, ..FailureNotice::new(kind_of(how)) }, now);
+                }
+            }
             (None, false) => self.lose(number, What::Ended(how), Some(how), now),
         }
+    }
+
+    /// The process of a member has ended without leaving in order; how, is said next.
+    pub(super) fn member_reaped(&mut self, number: u32, votes: Option<Vec<u8>>) {
+        self.member_mut(number, |member| member.reaped = Some(votes));
     }
 
     pub(super) fn not_started(&mut self, host: usize, member: Option<u32>, why: &str, now: Instant) {
@@ -224,8 +245,8 @@ impl ElasticSupervision {
         }
         for member in lost {
             self.members[member].end();
-            self.members[member].unseen = matches!(what, What::HostSilent(_));
-            self.set_adrift(member, now);
+            self.members[member].unseen = true;
+            self.members[member].life = Life::Adrift { until: now + self.settings.timeout };
             self.lose(member as u32, what.clone(), None, now);
         }
     }
@@ -268,10 +289,16 @@ impl ElasticSupervision {
 
     /// Tells the members of other hosts what has become of one; those of its own host hear it from their agent.
     fn tell_others(&mut self, number: u32, notice: FailureNotice, now: Instant) {
-        let host = self.members[number as usize].host;
+        let Member { host, ref reaped, .. } = self.members[number as usize];
+        let votes = reaped.clone().flatten();
+        let lost = |notice: &FailureNotice| Directive::MemberLost {
+            member: number,
+            notice: notice.clone(),
+            votes: votes.clone(),
+        };
         for other in 0..self.hosts.len() {
             if other != host && self.hosts[other].presence == Presence::Here {
-                self.tell(other, Directive::MemberLost { member: number, notice: notice.clone() }, now);
+                self.tell(other, lost(&notice), now);
             }
         }
     }
@@ -345,8 +372,16 @@ impl ElasticSupervision {
         self.remember(generation, now);
     }
 
-    /// Members on a host have entered a generation; candidates elsewhere have to know.
+    /// Members on a host have entered a generation; candidates elsewhere have to know. If a number has two lists, the
+    /// job has split, and it is ended before both parts write results.
     pub(super) fn learn(&mut self, host: usize, generation: Generation, now: Instant) {
+        let list: Vec<u64> = generation.members.iter().map(|(number, _)| *number).collect();
+        if let Some(known) = self.lists.get(&generation.number).filter(|known| **known != list) {
+            let (one, other) = (in_words(known), in_words(&list));
+            let text = format!("generation {} has two member lists: {one}, and {other}", generation.number);
+            return self.fail(Cause::TwoHistories(text), now);
+        }
+        self.note_list(generation.number, list);
         if self.generation.as_ref().is_some_and(|known| known.number >= generation.number) {
             return;
         }
@@ -355,12 +390,20 @@ impl ElasticSupervision {
                 self.tell(other, Directive::Learn(generation.clone()), now);
             }
         }
-        let numbers: Vec<String> = generation.members.iter().map(|(number, _)| number.to_string()).collect();
-        self.say(format!("generation {} has the members {}", generation.number, numbers.join(" ")));
+        let numbers: Vec<u64> = generation.members.iter().map(|(number, _)| *number).collect();
+        self.say(format!("generation {} has the members {}", generation.number, in_words(&numbers)));
         self.remember(generation, now);
     }
 
+    fn note_list(&mut self, number: u64, list: Vec<u64>) {
+        self.lists.insert(number, list);
+        if self.lists.len() > MOST_LISTS {
+            self.lists.pop_first();
+        }
+    }
+
     fn remember(&mut self, generation: Generation, now: Instant) {
+        self.note_list(generation.number, generation.members.iter().map(|(number, _)| *number).collect());
         for (number, _) in &generation.members {
             let at = usize::try_from(*number).unwrap_or(usize::MAX);
             self.members.get_mut(at).into_iter().for_each(|member| member.in_generation = true);
@@ -370,7 +413,7 @@ impl ElasticSupervision {
             stragglers.begin(generation.members.iter().map(|(number, _)| *number));
         }
         self.generation = Some(generation);
-        (0..self.members.len()).for_each(|member| self.set_adrift(member, now));
+        (0..self.members.len()).for_each(|member| self.drift(member, now));
     }
 
     /// Whether somebody runs who has the job's state; before there is any, nobody need have it.
@@ -394,6 +437,10 @@ impl ElasticSupervision {
         let notice = FailureNotice::new(FailureKind::Other).saying(why);
         self.tell_all(&Directive::Pronounce { notice, epoch: None }, now);
     }
+}
+
+fn in_words(members: &[u64]) -> String {
+    members.iter().map(u64::to_string).collect::<Vec<_>>().join(" ")
 }
 
 /// What others are told of a process whose end was seen.

@@ -12,11 +12,15 @@
 //! the first generation, tells candidates whom to call, and reports ends. A *member* has a number that no other process
 //! of the job ever has. In reports and orders the number stands where fixed jobs have the rank.
 //!
-//! **Losses.** A member that ends with an error or by a signal, or whose host is gone, is a loss. It does not end the
-//! job: another process is started in its slot, or wherever there is a free one. Its host gets a strike (`hosts`).
+//! The launcher is their *witness*: a vote that half of the members need to continue without the others. It compares
+//! the member lists that agents report, and ends the job if one generation has two.
+//!
+//! **Losses.** A member that ends with an error or by a signal, or whose agent is lost, is a loss. It does not end the
+//! job: another process is started in its slot, or in another free one. Its host gets a strike (`hosts`).
 //! Slow members are replaced likewise, where the user wants that (`slow`).
 //! The job fails if it has been reset too often, if nobody is left who has its state, or if it stays below `min_np`
-//! for the elastic timeout. Members of a host that is not heard of may be alive, and in the job (`adrift`).
+//! for the elastic timeout. Members of a host that is silent, or of an agent whose connection broke, may run and be in
+//! the job (`adrift`).
 //!
 //! **The end.** When a member has ended well, the job is finishing: nobody is started any more. It is over when nobody
 //! runs, or when nobody of the latest generation does; candidates that still wait are ended. A loss while it is
@@ -27,6 +31,8 @@
 mod admission;
 mod adrift;
 pub(super) mod discovery;
+#[cfg(test)]
+mod evidence_tests;
 mod exit_report;
 #[cfg(test)]
 mod histories;
@@ -38,9 +44,10 @@ mod story;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use farandole_plan::membership::Witness;
 use farandole_plan::straggler::StragglerWatch;
 
 use super::failure::What;
@@ -48,6 +55,7 @@ use super::job_spec::HostSlots;
 use super::message::{AgentReport, Directive};
 use super::overseer::Overseer;
 use super::supervision::Action;
+use crate::membership::answer_as_witness;
 use crate::rendezvous::Generation;
 use admission::Admission;
 use hosts::{Host, Presence};
@@ -152,6 +160,8 @@ enum Cause {
     TooFew(usize),
     /// Something on a host that all its members need has ended.
     Host(String),
+    /// A generation has two member lists.
+    TwoHistories(String),
 }
 
 /// The state of an elastic job.
@@ -168,6 +178,10 @@ pub(crate) struct ElasticSupervision {
     /// The latest generation that was told, and how many there were.
     generation: Option<Generation>,
     generations: u64,
+    /// The member lists of the last generations, by number.
+    lists: BTreeMap<u64, Vec<u64>>,
+    /// Decides which half of a generation continues (`farandole_plan::membership`).
+    witness: Witness,
     /// Whether a member has ended well.
     finishing: bool,
     /// Losses since then, and when they came; only those that the latest generation has.
@@ -176,8 +190,6 @@ pub(crate) struct ElasticSupervision {
     short: Option<(Instant, Instant)>,
     /// Since when nobody of the latest generation runs.
     stateless: Option<Instant>,
-    /// When agents were last asked for those who are adrift.
-    sought: Option<Instant>,
     /// Who of the latest generation keeps the others waiting, where slow members are replaced.
     stragglers: Option<StragglerWatch>,
     actions: VecDeque<Action>,
@@ -195,11 +207,12 @@ impl ElasticSupervision {
             ending: Ending::Well,
             generation: None,
             generations: 0,
+            lists: BTreeMap::new(),
+            witness: Witness::default(),
             finishing: false,
             late_losses: Vec::new(),
             short: None,
             stateless: None,
-            sought: None,
             stragglers: settings.replace_slow.map(StragglerWatch::new),
             actions: VecDeque::new(),
             settings,
@@ -216,6 +229,7 @@ impl ElasticSupervision {
             self.admit_hosts(now);
             self.leave_gathering(now);
         }
+        self.seek_adrift(now);
         if self.phase == Phase::Running {
             self.fill_slots(now);
             self.found(now);
@@ -247,11 +261,11 @@ impl ElasticSupervision {
             return self.judge_late_losses(now);
         }
         self.give_up_adrift(now);
-        let somebody_is_adrift = self.adrift().next().is_some();
-        if live == 0 && !self.losses.is_empty() && !somebody_is_adrift {
+        let state_is_adrift = self.state_is_adrift();
+        if live == 0 && !self.losses.is_empty() && !state_is_adrift {
             return self.fail(Cause::NobodyLeft(last), now);
         }
-        match (self.has_state() || somebody_is_adrift, self.stateless) {
+        match (self.has_state() || state_is_adrift, self.stateless) {
             (true, _) => self.stateless = None,
             (false, None) => self.stateless = Some(now),
             (false, Some(since)) if now >= since + NEWS_ARE_ON_THE_WAY => {
@@ -357,7 +371,16 @@ impl Overseer for ElasticSupervision {
         match report {
             AgentReport::Ready { pid, probe_addresses, .. } => self.agent_came(host, pid, probe_addresses),
             AgentReport::Probed(attempts) => self.probed(host, attempts),
-            AgentReport::Started { rank, pid } => self.member_mut(rank, |member| member.pid = Some(pid)),
+            AgentReport::Started { rank, process } => {
+                self.member_mut(rank, |member| (member.pid, member.process) = (Some(process.pid), Some(process)));
+            }
+            AgentReport::Reaped { member, votes } => return self.member_reaped(member, votes),
+            AgentReport::WitnessAsked { member, question } => {
+                if let Some(answer) = answer_as_witness(&mut self.witness, &question) {
+                    self.tell(host, Directive::WitnessAnswer { member, answer }, now);
+                }
+                return;
+            }
             AgentReport::NotStarted { rank, why } => self.not_started(host, rank, &why, now),
             // What comes often and changes nothing.
             AgentReport::Output { rank, stream, bytes } => return self.keep_tail(rank, stream, &bytes),
@@ -442,7 +465,6 @@ impl Overseer for ElasticSupervision {
     fn tick(&mut self, now: Instant) -> Instant {
         self.watch_agents(now);
         self.watch_stopped(now);
-        self.seek_adrift(now);
         match self.phase {
             Phase::Asked { until } if now >= until => self.end_within(Duration::ZERO, now),
             Phase::Ending { until } if now >= until => {

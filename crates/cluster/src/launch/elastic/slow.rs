@@ -55,7 +55,7 @@ impl ElasticSupervision {
             text: format!("{} was slow: {figures}", self.name_of(number)),
             ..FailureNotice::new(FailureKind::Other)
         };
-        self.tell_all(&Directive::MemberLost { member: number, notice }, now);
+        self.tell_all(&Directive::MemberLost { member: number, notice, votes: None }, now);
         self.replace(number, What::Slow(figures), now);
     }
 }

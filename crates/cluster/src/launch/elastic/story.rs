@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::launch::connectivity::Attempt;
-use crate::launch::message::HowEnded;
+use crate::launch::message::{HowEnded, ProcessStart};
 use crate::launch::supervision::MembersToStart;
 use crate::rendezvous::FailureKind;
 
@@ -18,6 +18,8 @@ pub(super) struct Story {
     pub(super) told: Vec<(usize, Directive)>,
     pub(super) agents_started: Vec<usize>,
     pub(super) finished: bool,
+    /// Agents do not answer when they are asked for processes of others.
+    pub(super) agents_are_blind: bool,
     /// Hosts whose agents do not come when they are started.
     pub(super) dead: Vec<usize>,
 }
@@ -41,6 +43,10 @@ pub(super) fn settings(hosts: &[usize]) -> ElasticSettings {
     }
 }
 
+pub(super) fn process(member: u32) -> ProcessStart {
+    ProcessStart { pid: 1000 + member, ticks: 7 }
+}
+
 pub(super) fn offered(hosts: &[usize]) -> Vec<HostSlots> {
     let host = |(at, slots): (usize, &usize)| HostSlots { name: format!("h{at}"), slots: *slots };
     hosts.iter().enumerate().map(host).filter(|host| host.slots > 0).collect()
@@ -57,6 +63,7 @@ impl Story {
             told: Vec::new(),
             agents_started: Vec::new(),
             finished: false,
+            agents_are_blind: false,
             dead: Vec::new(),
         };
         story.obey();
@@ -91,7 +98,7 @@ impl Story {
     fn members_start(&mut self, host: usize, wanted: &MembersToStart) {
         for slot in &wanted.members {
             self.running.push((slot.rank, host, slot.local_rank));
-            let started = AgentReport::Started { rank: slot.rank, pid: 1000 + slot.rank };
+            let started = AgentReport::Started { rank: slot.rank, process: process(slot.rank) };
             self.supervision.report(host, started, self.now);
         }
     }
@@ -112,6 +119,14 @@ impl Story {
                     self.ends(member, HowEnded::Signalled(15));
                 }
                 self.supervision.report(host, AgentReport::Empty, self.now);
+            }
+            Directive::Seek(sought) if !self.agents_are_blind => {
+                let numbers = self.numbers();
+                let gone: Vec<u32> =
+                    sought.iter().map(|(member, _)| *member).filter(|m| !numbers.contains(m)).collect();
+                if !gone.is_empty() {
+                    self.supervision.report(host, AgentReport::NotThere(gone), self.now);
+                }
             }
             _ => {}
         }
@@ -141,6 +156,12 @@ impl Story {
     pub(super) fn lose_host(&mut self, host: usize) {
         self.running.retain(|(_, of, _)| *of != host);
         self.supervision.agent_gone(host, "its connection was closed".into(), self.now);
+        self.obey();
+    }
+
+    /// The connection to the agent of a host breaks; its processes run.
+    pub(super) fn break_agent(&mut self, host: usize) {
+        self.supervision.agent_gone(host, "its connection broke: reset by peer".into(), self.now);
         self.obey();
     }
 
@@ -190,7 +211,7 @@ impl Story {
 
     pub(super) fn losses_told(&self) -> Vec<(usize, u32, FailureKind)> {
         let lost = |(host, directive): &(usize, Directive)| match directive {
-            Directive::MemberLost { member, notice } => Some((*host, *member, notice.kind)),
+            Directive::MemberLost { member, notice, .. } => Some((*host, *member, notice.kind)),
             _ => None,
         };
         self.told.iter().filter_map(lost).collect()

@@ -1,6 +1,6 @@
 //! Stories of elastic jobs, told to the supervision event by event.
 
-use super::story::{Story, offered, settings};
+use super::story::{Story, offered, process, settings};
 use super::*;
 use crate::launch::connectivity::Attempt;
 use crate::launch::message::{HowEnded, OutputStream};
@@ -119,7 +119,7 @@ fn a_lost_host_loses_its_members_and_comes_back_if_it_can() {
     story.lose_host(1);
     assert_eq!(story.numbers(), [0, 1]);
     assert_eq!(story.losses_told(), [(0, 2, FailureKind::AgentLost), (0, 3, FailureKind::AgentLost)]);
-    assert!(story.has_said("the agent on h1 (pid 101) is gone, and its members with it"), "{:?}", story.said);
+    assert!(story.has_said("the agent on h1 (pid 101) is lost: its connection was closed"), "{:?}", story.said);
     assert!(story.has_said("h1 cannot be used: ssh says no; it is left alone for 1 s"), "{:?}", story.said);
     story.dead.clear();
     story.pass(Duration::from_secs(10), &[]);
@@ -140,6 +140,7 @@ fn a_silent_host_is_lost_and_its_members_with_it() {
 #[test]
 fn members_of_a_host_that_only_the_launcher_does_not_hear_keep_their_slots_and_the_state() {
     let mut story = Story::new(settings(&[1, 1]));
+    story.agents_are_blind = true;
     story.enter(&[]);
     story.pass(Duration::from_secs(6), &[1]);
     assert!(story.has_said("h1 has not been heard of for 5."), "{:?}", story.said);
@@ -163,6 +164,7 @@ fn members_of_a_host_that_only_the_launcher_does_not_hear_keep_their_slots_and_t
 #[test]
 fn a_process_that_a_new_agent_does_not_find_leaves_its_slot() {
     let mut story = Story::new(settings(&[1, 1]));
+    story.agents_are_blind = true;
     story.enter(&[]);
     story.pass(Duration::from_secs(6), &[0]);
     story.generation(1, 2, &[0, 1]);
@@ -170,7 +172,7 @@ fn a_process_that_a_new_agent_does_not_find_leaves_its_slot() {
     story.pass(Duration::from_secs(6), &[1]);
     assert_eq!(story.agents_started, [0, 1, 0, 1]);
     story.pass(Duration::from_secs(2), &[]);
-    let sought = |host: usize, member: u32| (host, Directive::Seek(vec![(member, 1000 + member)]));
+    let sought = |host: usize, member: u32| (host, Directive::Seek(vec![(member, process(member))]));
     assert!(story.told.contains(&sought(0, 0)) && story.told.contains(&sought(1, 1)), "{:?}", story.told);
     // One that runs is not reported, and another host's agent knows nothing of it.
     story.hear(1, AgentReport::NotThere(vec![0, 9]));
@@ -186,6 +188,7 @@ fn a_process_that_a_new_agent_does_not_find_leaves_its_slot() {
 #[test]
 fn members_of_whom_nothing_is_heard_for_too_long_are_given_up() {
     let mut story = Story::new(settings(&[1, 1]));
+    story.agents_are_blind = true;
     story.enter(&[]);
     story.pass(Duration::from_secs(6), &[1]);
     story.ended(0, KILLED);

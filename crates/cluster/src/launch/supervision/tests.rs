@@ -1,7 +1,7 @@
 //! Stories of jobs, told to the supervision event by event.
 
 use super::super::connectivity::HostProbe;
-use super::super::message::RankSlot;
+use super::super::message::{ProcessStart, RankSlot};
 use super::*;
 use crate::rendezvous::FailureKind;
 use farandole_transport::AwakeClock;
@@ -58,7 +58,7 @@ impl Story {
         let mut rank = 0;
         for (host, &count) in hosts.iter().enumerate() {
             for _ in 0..count {
-                story.hear(host, AgentReport::Started { rank, pid: 1000 + rank });
+                story.hear(host, AgentReport::Started { rank, process: ProcessStart { pid: 1000 + rank, ticks: 1 } });
                 rank += 1;
             }
         }

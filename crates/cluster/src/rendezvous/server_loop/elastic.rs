@@ -104,12 +104,18 @@ impl ServerLoop {
         }
     }
 
-    /// A member has entered a generation. The owner is told of each once.
+    /// A member has entered a generation. The owner is told of each once, and of each list that differs.
     pub(super) fn hear_generation(&mut self, generation: Generation, now: Instant) {
-        if self.generation.as_ref().is_none_or(|known| known.number < generation.number) {
-            self.report(RendezvousEvent::Entering(generation.clone()));
-            self.learn(generation, now);
+        let list: Vec<u64> = generation.members.iter().map(|(member, _)| *member).collect();
+        if self.told.get(&generation.number) == Some(&list) {
+            return;
         }
+        self.told.insert(generation.number, list);
+        if self.told.len() > MOST_TOLD {
+            self.told.pop_first();
+        }
+        self.report(RendezvousEvent::Entering(generation.clone()));
+        self.learn(generation, now);
     }
 
     /// The owner will not begin the job any more. One that has begun goes on without it.
@@ -121,10 +127,20 @@ impl ServerLoop {
     }
 
     /// Tells the members of this host what has become of another.
-    pub(super) fn tell_of_loss(&mut self, member: u64, notice: FailureNotice) {
-        let down = Down::MemberLost { member, notice }.encode();
+    pub(super) fn tell_of_loss(&mut self, member: u64, notice: FailureNotice, votes: Option<Vec<u8>>) {
+        let down = Down::MemberLost { member, notice, votes }.encode();
         for connection in self.connections.values_mut() {
             if matches!(&connection.stage, Stage::Member(other) if u64::from(other.rank.0) != member) {
+                let _ = connection.channel.queue(&down);
+            }
+        }
+    }
+
+    /// Passes on an answer to the member that has asked, if it is still there.
+    pub(super) fn answer_as_witness(&mut self, member: u64, answer: Vec<u8>) {
+        let down = Down::WitnessAnswer(answer).encode();
+        for connection in self.connections.values_mut() {
+            if matches!(&connection.stage, Stage::Member(asker) if u64::from(asker.rank.0) == member) {
                 let _ = connection.channel.queue(&down);
             }
         }
@@ -151,6 +167,9 @@ impl ServerLoop {
 
 /// The number of the generation with which a job begins.
 const FOUNDING: u64 = 1;
+
+/// Lists of so many generations are compared: more than members can be behind each other.
+const MOST_TOLD: usize = 1024;
 
 impl Stage {
     fn is_waiting_to_enter(&self) -> bool {
