@@ -200,7 +200,12 @@ mod tests {
             let generation = Arc::new(Generation { number: 1, members, left_out: Vec::new(), witness });
             let limits = Limits { min_members: 1, max_members: 8, silence: Some(SILENCE) };
             let begin = |id| Membership::member(MemberId(id), Arc::clone(&generation), limits, Duration::ZERO);
-            Job { members: (0..count).map(begin).collect(), cut: Vec::new(), now: Duration::ZERO, answers: Vec::new() }
+            let members = (0..count).map(begin).collect();
+            let mut job = Job { members, cut: Vec::new(), now: Duration::ZERO, answers: Vec::new() };
+            for member in 0..count {
+                (0..count).for_each(|peer| job.take(member, MembershipInput::Meet(MemberId(peer))));
+            }
+            job
         }
 
         fn take(&mut self, member: u64, input: MembershipInput) {

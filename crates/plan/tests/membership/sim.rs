@@ -345,7 +345,7 @@ impl World {
             }
             MembershipEffect::Waiting(_) | MembershipEffect::Confirmed { outcome: Err(_), .. } => {}
             MembershipEffect::Confirmed { nonce, outcome: Ok(generation) } => {
-                self.witness.confirmed(node, nonce, generation);
+                self.watch.confirmed(node, nonce, generation);
             }
         }
     }
@@ -454,7 +454,7 @@ impl World {
             return;
         }
         if self.random.below(4) == 0 {
-            let nonce = self.witness.asks();
+            let nonce = self.watch.asks();
             self.drive(node, MembershipInput::Confirm(nonce));
         }
         let generation = Arc::clone(self.nodes[node].machine.generation());
