@@ -265,6 +265,8 @@ impl Kernel {
         self.connections[connection].epoch += 1;
         for side in [0, 1] {
             self.connections[connection].ends[side].held.clear();
+            // Nothing follows the end that the middlebox made up.
+            self.connections[connection].ends[side].is_cut_off = true;
             let soon = self.now + self.random.below(2 * MILLISECOND);
             self.send_at(soon, connection, side, Packet::End);
         }
@@ -314,7 +316,7 @@ impl Kernel {
             connection.ends[to].process_ended = true;
             return self.woken.push(node);
         }
-        let is_forged = matches!(delivery.packet, Packet::Reset | Packet::Refused);
+        let is_forged = matches!(delivery.packet, Packet::Reset | Packet::Refused | Packet::End);
         if connection.epoch != delivery.epoch || connection.ends[to].is_cut_off && !is_forged {
             return;
         }

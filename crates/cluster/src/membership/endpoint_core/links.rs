@@ -162,6 +162,8 @@ impl<N: MemberNetwork> EndpointCore<N> {
             (Stage::Handshake, _) => {
                 log::warn!("a process that holds the key is of another job or version, and is turned away");
                 self.connections.remove(&id);
+                // The member may listen there again, and that is no reason to ask often.
+                self.next_dial = self.next_dial.or(Some(now + HANDSHAKE_TIMEOUT));
             }
         }
     }
