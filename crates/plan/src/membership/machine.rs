@@ -216,7 +216,7 @@ impl Membership {
 
     /// Everything that was sent to this process before may be lost: a connection is new, or another one to it has
     /// broken. The first message on the connection that is used from now on repeats a vote without it. A connection
-    /// that breaks although others remain is first told as [`LossEvidence::Broken`].
+    /// that breaks although others remain is first told as [`Broken`](super::LossEvidence::Broken).
     pub fn meet(&mut self, peer: MemberId, now: Duration) {
         if self.stage == Stage::Over {
             return;
