@@ -113,6 +113,7 @@ pub(crate) fn recovery(words: &[String]) -> Result<()> {
 /// `cargo xtask chaos [--minutes M] [--seed S] [WORDS…]`. The worker is the one in Rust, which is started in no time;
 /// `--worker torch` takes the other one.
 pub(crate) fn chaos(words: &[String]) -> Result<()> {
+    tools::need_packages(&[tools::IPROUTE, tools::NFTABLES])?;
     let (built, worker) = (prepare()?, rust_worker()?);
     Shell::cargo(&["build", "--release", "-p", "farandole-cluster", "--example", "replay_membership"]).run()?;
     let replay = tools::target_dir().join("release/examples/replay_membership");

@@ -34,6 +34,8 @@ pub(crate) struct Subcommand {
 
 /// The tests join network namespaces by shaped links.
 pub(crate) const IPROUTE: Package = Package { program: "ip", package: "iproute2" };
+/// `chaos` drops packets with it.
+pub(crate) const NFTABLES: Package = Package { program: "nft", package: "nftables" };
 /// What a launcher reaches other hosts with, and what answers there.
 pub(crate) const SSH: Package = Package { program: "ssh", package: "openssh-client" };
 /// Its daemon.

@@ -1,19 +1,27 @@
-"""An elastic job to which everything happens at random: ranks killed and stopped, hosts cut off and back, joins.
+"""An elastic job under random faults of processes, hosts, the network and the launcher.
 
-Hosts are network namespaces with two slots each (`namespaces.py`); the launcher has a host of its own, which is not cut
-off as a whole. A script that the launcher asks names the hosts of the moment. Every few seconds something happens, by
-seed; everything that is cut or stopped goes on some seconds later, or never.
+Hosts are network namespaces with two slots each (`namespaces.py`). The launcher has a host of its own, whose cable stays
+in. A script that the launcher runs names the hosts of the moment. Every few seconds a fault follows from the seed; each
+ends some seconds later, or never:
 
-What must hold: somebody always completes another step within a minute after things could go on. No rank gets a wrong
-sum (`elastic_worker.py` checks one in every step). Every sample of every epoch is used once. All ranks that complete a
-step have the same parameters after it, and the same as a run that has as many ranks in each step and no faults.
-Members' recorded decisions come out the same in the state machine (`replay_membership`), and are one history.
+- `kill`, `kill together`, `stop`, `stop for ever`: ranks get SIGKILL or SIGSTOP.
+- `cut`: a host loses its network. `one way`: packets from one host to another are dropped. `drops`: a host loses a share
+  of the packets that it receives.
+- `resets`: TCP connections between two hosts are reset, both processes live (`middlebox.py`). `launcher reset`: the same
+  between a host and the launcher's.
+- `launcher stop`: the launcher gets SIGSTOP, and later SIGCONT.
+- `hosts`: the script names other hosts, or fewer slots.
 
-Those who are left in peace can always decide: they are more than those who were stopped or cut off a short while ago,
-whose loss is not certain to them. (Of two members whose hosts differ, the second does not go on without the first if
-that one was silent before it was killed: it might have gone on by itself. Such a job ends after `--elastic-timeout`.)
-The times differ from run to run, so a seed repeats the plan and not the outcome; the folder that is left after a
-failure has all logs.
+Every other rank has its own PID namespace (`apart.py`), unless `--together` is given.
+
+What must hold: a rank completes another step within two minutes after the job can continue. No rank gets a wrong sum
+(`elastic_worker.py` checks one in every step). Every sample of every epoch is used once. All ranks that complete a step
+have the same parameters after it, which are those of a run that has as many ranks in each step and no faults. The
+recorded decisions of members come out the same in the state machine (`replay_membership`) and form one history.
+
+The ranks that no fault concerns can always decide: they are more than those in doubt, which are stopped, cut off or
+lossy, or were so a short while ago. Times differ from run to run, so a seed repeats the plan and not the outcome; after
+a failure the folder with all logs is left.
 """
 
 from __future__ import annotations
@@ -30,16 +38,39 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import namespaces
+from middlebox import Middlebox
 from elastic_job import PATIENCE, Job, check_history, end_on_signals, farandole_words, new_folder, state_of
 
 SLOTS = 2
 """Ranks of a host: so that a lost host takes several with it."""
 
 LONGEST_CUT, LONGEST_STOP = 8.0, 8.0
-"""Seconds: longer than the silence after which somebody is lost, and long enough to be evicted."""
+"""Seconds: longer than the silence after which a rank is suspected, and long enough to be evicted."""
+
+LONGEST_RESETS = 3.0
+"""Seconds in which every connection of a pair of hosts is reset; more than the silence now and then."""
+
+KINDS = {
+    "kill": 4,
+    "kill together": 1,
+    "stop": 2,
+    "stop for ever": 1,
+    "cut": 2,
+    "one way": 1,
+    "drops": 1,
+    "resets": 3,
+    "launcher reset": 1,
+    "launcher stop": 1,
+    "hosts": 1,
+}
+"""How often each kind of fault is drawn, beside the others."""
 
 IN_DOUBT = 15.0
-"""Seconds after which somebody who was stopped or cut off is back in the job, or out of it."""
+"""Seconds after which a process that was stopped or cut off is back in the job, or out of it."""
+
+
+LAUNCHER = 0
+"""The host of the launcher."""
 
 
 class Later(NamedTuple):
@@ -53,9 +84,14 @@ class Later(NamedTuple):
 class Chaos:
     """What happens to a job."""
 
-    def __init__(self, job: Job, network: namespaces.Network, dice: random.Random) -> None:
-        self.job, self.network, self.dice = job, network, dice
+    def __init__(
+        self, job: Job, network: namespaces.Network, dice: random.Random, kinds: dict[str, int]
+    ) -> None:
+        self.job, self.network, self.dice, self.kinds = job, network, dice, kinds
         self.counts: dict[str, int] = {}
+        #: Connections that were reset.
+        self.resets = 0
+        self._launcher_is_stopped = False
         self._later: list[Later] = []
         self._cut: set[int] = set()
         self._stopped: set[int] = set()
@@ -80,26 +116,30 @@ class Chaos:
         ]
 
     def strike(self) -> None:
-        """Something happens, if enough ranks are left in peace."""
-        kinds = ["kill"] * 4 + ["kill together", "stop", "stop", "stop for ever", "cut", "cut", "one way", "hosts"]
-        kind = self.dice.choice(kinds)
+        """Draws a fault, which happens if enough ranks are left in peace."""
+        kind = self.dice.choices(list(self.kinds), weights=list(self.kinds.values()))[0]
         now = time.monotonic()
         self._doubtful = {pid: until for pid, until in self._doubtful.items() if until > now}
         peaceful = [pid for pid in self.in_peace() if pid not in self._doubtful]
-        # So many may be killed, and half as many be in doubt.
+        # This many may be killed, and half as many be in doubt.
         spare = len(peaceful) - len(self._doubtful) - 1
         host = self.dice.randrange(1, len(self.network))
         there = [pid for pid in peaceful if self.network.host_of(pid) == host]
-        if kind.startswith("kill") and spare >= 1:
-            count = self.dice.randint(1, spare) if kind == "kill together" else 1
+        may_cut = spare >= 2 * len(there) and host not in self._cut
+        if kind.startswith("kill") and spare >= (2 if self._launcher_is_stopped else 1):
+            count = self.dice.randint(1, spare) if kind == "kill together" and not self._launcher_is_stopped else 1
             self._kill(self.dice.sample(peaceful, count))
         elif kind.startswith("stop") and spare >= 2:
             self._stop(self.dice.choice(peaceful), for_ever=kind == "stop for ever")
         elif kind == "hosts":
             self._choose_hosts()
-        elif kind in ("cut", "one way") and spare >= 2 * len(there) and host not in self._cut:
+        elif kind in ("cut", "one way", "drops", "resets") and may_cut:
             self._doubtful.update(dict.fromkeys(there, now + IN_DOUBT))
-            self._cut_off(host, one_way=kind == "one way")
+            {"cut": self._cut_off, "one way": self._silence, "drops": self._drop, "resets": self._reset}[kind](host)
+        elif kind == "launcher reset" and host not in self._cut:
+            self._reset_between(host, LAUNCHER)
+        elif kind == "launcher stop" and not self._launcher_is_stopped and not self._doubtful:
+            self._stop_launcher()
         else:
             return
         self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -137,27 +177,63 @@ class Chaos:
         else:
             self._plan(LONGEST_STOP, f"continue {pid}", lambda: _signal(pid, signal.SIGCONT))
 
-    def _cut_off(self, host: int, *, one_way: bool) -> None:
+    def _cut_off(self, host: int) -> None:
+        self.say(f"cut {host}")
         self._cut.add(host)
-        if not one_way:
-            self.say(f"cut {host}")
-            self.network.cut(host)
-            self._plan(LONGEST_CUT, f"mend {host}", lambda: self._mend(host, []))
-            return
+        self.network.cut(host)
+        self._plan(LONGEST_CUT, f"mend {host}", lambda: self._mend(host, lambda: self.network.mend(host)))
+
+    def _silence(self, host: int) -> None:
         others = [other for other in range(len(self.network)) if other != host]
         deaf = self.dice.sample(others, self.dice.randint(1, len(others)))
         pairs = [(host, other) if self.dice.random() < 0.5 else (other, host) for other in deaf]
         self.say(f"silence {pairs}")
+        self._cut.add(host)
         for sender, receiver in pairs:
             self.network.silence(sender, receiver)
-        self._plan(LONGEST_CUT, f"mend {pairs}", lambda: self._mend(host, pairs))
 
-    def _mend(self, host: int, pairs: list[tuple[int, int]]) -> None:
+        def speak() -> None:
+            for sender, receiver in pairs:
+                self.network.speak(sender, receiver)
+
+        self._plan(LONGEST_CUT, f"mend {pairs}", lambda: self._mend(host, speak))
+
+    def _drop(self, host: int) -> None:
+        percent = self.dice.choice([5, 20, 50])
+        self.say(f"drop {percent} % of what host {host} receives")
+        self._cut.add(host)
+        self.network.lose(host, percent)
+        self._plan(LONGEST_CUT, f"mend {host}", lambda: self._mend(host, lambda: self.network.lose(host, 0)))
+
+    def _reset(self, host: int) -> None:
+        self._reset_between(host, self.dice.choice([other for other in range(1, len(self.network)) if other != host]))
+
+    def _reset_between(self, host: int, other: int) -> None:
+        self.say(f"reset connections between {host} and {other}")
+        self._cut.add(host)
+        middlebox = Middlebox(host, other)
+
+        def close() -> None:
+            middlebox.close()
+            self.resets += len(middlebox.connections)
+
+        self._plan(LONGEST_RESETS, f"no resets between {host} and {other}", lambda: self._mend(host, close))
+
+    def _mend(self, host: int, act: Callable[[], None]) -> None:
         self._cut.discard(host)
-        if not pairs:
-            self.network.mend(host)
-        for sender, receiver in pairs:
-            self.network.speak(sender, receiver)
+        act()
+
+    def _stop_launcher(self) -> None:
+        launcher = self.job.process.pid
+        self.say("stop the launcher")
+        self._launcher_is_stopped = True
+        _signal(launcher, signal.SIGSTOP)
+
+        def resume() -> None:
+            _signal(launcher, signal.SIGCONT)
+            self._launcher_is_stopped = False
+
+        self._plan(LONGEST_STOP, "continue the launcher", resume)
 
     def _choose_hosts(self) -> None:
         """Other hosts, or fewer slots. The ranks on hosts that are not named any more are asked to end."""
@@ -192,11 +268,11 @@ def start(args: argparse.Namespace, network: namespaces.Network) -> Job:
     flags = ["-np", str(hosts), "--min-np", "1", "--max-np", str(hosts * SLOTS)]
     flags += ["--host-discovery-script", f"cat {folder}/discovery", "--blacklist-cooldown-range", "0", "1"]
     flags += ["--heartbeat-timeout", str(args.silence), "--start-timeout", "20", "--grace", "2"]
-    # Somebody who was cut off, and whose fellows are all gone when it is back, ends after this time.
+    # A rank that was cut off, and whose peers have all ended when it is back, ends after this time.
     flags += ["--elastic-timeout", "40"]
     environment = dict(os.environ, PATH=network.path(), FARANDOLE_MEMBERSHIP_LOG=str(folder / "decisions"))
     environment["FARANDOLE_TRACE_TROUBLE"] = "0"
-    words = [*network.words_on(0), *farandole_words(flags, args.worker, folder)]
+    words = [*network.words_on(LAUNCHER), *farandole_words(flags, args.worker, folder, is_apart=not args.together)]
     return Job("chaos", words, folder, environment)
 
 
@@ -225,7 +301,9 @@ def main() -> None:
     parser.add_argument("--silence", type=float, default=2.0, help="--heartbeat-timeout, in seconds")
     parser.add_argument("--worker", default="torch", help="torch, or the path of a program")
     parser.add_argument("--replay", help="the program replay_membership")
-    parser.add_argument("--keep", action="store_true", help="keep the folder of a job that went well, too")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="faults to draw from")
+    parser.add_argument("--together", action="store_true", help="all ranks have one PID namespace")
+    parser.add_argument("--keep", action="store_true", help="keep the folder of a job that passed")
     args = parser.parse_args()
     namespaces.enter()
     end_on_signals()
@@ -235,7 +313,8 @@ def main() -> None:
     keep = True
     try:
         job.wait_for_size(args.hosts * SLOTS)
-        chaos = Chaos(job, network, random.Random(args.seed))
+        kinds = {kind: KINDS[kind] for kind in args.kinds.split(",")}
+        chaos = Chaos(job, network, random.Random(args.seed), kinds)
         watch(job, chaos, 60 * args.minutes)
         chaos.calm_down()
         chaos.say("calm")
@@ -254,7 +333,7 @@ def report(job: Job, chaos: Chaos, args: argparse.Namespace) -> None:
     last = max(notes[-1].step for notes in job.notes.values() if notes)
     twice = max(note.twice for notes in job.notes.values() for note in notes)
     happened = ", ".join(f"{count} × {kind}" for kind, count in sorted(chaos.counts.items()))
-    print(f"{happened}; {len(job.notes)} processes made {last} steps; {compared}")
+    print(f"{happened} ({chaos.resets} connections reset); {len(job.notes)} processes made {last} steps; {compared}")
     print(f"every sample of every epoch was used once, but {twice} at ends of epochs, for ranks that had just joined")
     if args.replay:
         words = [args.replay, str(job.folder / "decisions")]

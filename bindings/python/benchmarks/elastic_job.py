@@ -120,11 +120,14 @@ def new_folder() -> pathlib.Path:
     return pathlib.Path(tempfile.mkdtemp(prefix="elastic-"))
 
 
-def farandole_words(flags: Sequence[str], worker: str, folder: pathlib.Path) -> list[str]:
+def farandole_words(
+    flags: Sequence[str], worker: str, folder: pathlib.Path, *, is_apart: bool = False
+) -> list[str]:
     """The command of a job. `worker` is `torch`, or the path of a program that takes the same words."""
     command = os.environ.get("FARANDOLE_COMMAND", "farandole")
+    apart = [sys.executable, str(WORKER.with_name("apart.py"))] if is_apart else []
     program = [sys.executable, str(WORKER)] if worker == "torch" else [worker]
-    return [command, "run", *flags, *program, "farandole", str(folder)]
+    return [command, "run", *flags, *apart, *program, "farandole", str(folder)]
 
 
 def is_running(pid: int) -> bool:

@@ -2,7 +2,8 @@
 
 A note is a line of its file, `<pid>.steps`: the moment (`time.monotonic_ns`, which all processes of a host share), the
 number of the step, the number of ranks, a checksum of the parameters, how often the step was begun on this rank, and
-how many samples were used twice so far. What must not happen goes to `<pid>.wrong`, and the process ends.
+how many samples were used twice so far. What must not happen goes to `<pid>.wrong`, and the process ends. `pid` is the
+process number in the namespace of the reader, which `apart.py` passes on.
 
 Checked in every step, for farandole: a sum over all ranks of which each knows the result; and which samples were used,
 by a sum of counts that is part of the training's state (`Ledger`).
@@ -44,7 +45,8 @@ class Notes:
     """What this process has done, for the one that measures."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self._path = folder / f"{os.getpid()}.steps"
+        pid = os.environ.get("OUTER_PID", os.getpid())
+        self._path = folder / f"{pid}.steps"
         self._file = open(self._path, "a", buffering=1)  # noqa: SIM115 - open until the end
 
     def add(self, step: int, size: int, checksum: int, tries: int = 1, twice: int = 0) -> None:

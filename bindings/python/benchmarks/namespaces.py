@@ -6,8 +6,9 @@ our own, in a folder that goes to the front of the path, starts commands on them
 `enter` starts the program anew in namespaces of its own (network, processes, mounts, host name). So nothing meets what
 the machine has, and the kernel ends everything when the program ends, however it ends.
 
-Cuts: `cut` takes the cable of a host out of the bridge: nothing comes through in either direction, and no connection is
-told. `silence` drops what one host sends to another and nothing else, by a neighbour entry that leads nowhere.
+Faults: `cut` takes the cable of a host out of the bridge: nothing comes through in either direction, and no connection
+is told. `silence` drops what one host sends to another, `lose` drops packets to a host at random; both are nftables
+rules of the receiver, which need the package nftables.
 """
 
 from __future__ import annotations
@@ -20,8 +21,18 @@ import sys
 _INSIDE = "ELASTIC_NAMESPACES"
 """Says that the namespaces have been entered."""
 
-_NOWHERE = "02:00:00:00:00:01"
-"""The hardware address of nobody."""
+_FILTER = """
+table inet faults {
+  set silent { type ipv4_addr; }
+  chain input {
+    type filter hook input priority 0;
+    ip saddr @silent drop
+    jump loss
+  }
+  chain loss {}
+}
+"""
+"""The rules of a host that loses nothing."""
 
 _SSH = """#!/bin/sh
 host= last=
@@ -54,6 +65,7 @@ class Network:
 
     def __init__(self, hosts: int, folder: pathlib.Path) -> None:
         self.folder = folder
+        self._filtered: set[int] = set()
         _ip("link", "set", "lo", "up")
         _ip("link", "add", "switch", "type", "bridge")
         _ip("link", "set", "switch", "up")
@@ -86,13 +98,19 @@ class Network:
         (self.folder / f"down.{name(host)}").unlink(missing_ok=True)
 
     def silence(self, host: int, to: int) -> None:
-        """What one host sends to another is lost from now on."""
-        entry = ["neigh", "replace", address(to), "lladdr", _NOWHERE, "nud", "permanent", "dev", "eth0"]
-        subprocess.run([*self.words_on(host), "ip", *entry], check=True)
+        """Drops what one host sends to another."""
+        self._filter(to, f"add element inet faults silent {{ {address(host)} }}")
 
     def speak(self, host: int, to: int) -> None:
-        """It arrives again."""
-        subprocess.run([*self.words_on(host), "ip", "neigh", "del", address(to), "dev", "eth0"], check=True)
+        """Ends `silence`."""
+        self._filter(to, f"delete element inet faults silent {{ {address(host)} }}")
+
+    def lose(self, host: int, percent: int) -> None:
+        """Drops a share of the packets that a host receives, at random; 0 ends it."""
+        self._filter(host, "flush chain inet faults loss")
+        if percent > 0:
+            rule = f"add rule inet faults loss iifname eth0 numgen random mod 100 < {percent} drop"
+            self._filter(host, rule)
 
     def host_of(self, pid: int) -> int | None:
         """The host on which a process runs; `None` if it is gone."""
@@ -117,6 +135,14 @@ class Network:
         subprocess.run([*inside, "address", "add", f"{address(number)}/24", "dev", "eth0"], check=True)
         subprocess.run([*inside, "link", "set", "eth0", "up"], check=True)
         return keeper
+
+    def _filter(self, host: int, command: str) -> None:
+        """Runs nft on a host, which gets its rules with the first command."""
+        nft = ["nsenter", "--target", str(self._keepers[host].pid), "--net", "--", "nft"]
+        if host not in self._filtered:
+            subprocess.run([*nft, "-f", "-"], input=_FILTER, text=True, check=True)
+            self._filtered.add(host)
+        subprocess.run([*nft, command], check=True)
 
     def _write(self, file: str, text: str) -> pathlib.Path:
         path = self.folder / file

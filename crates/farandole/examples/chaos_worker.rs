@@ -128,7 +128,9 @@ struct Notes {
 
 impl Notes {
     fn new(folder: &Path) -> std::io::Result<Notes> {
-        let path = folder.join(format!("{}.steps", std::process::id()));
+        // `apart.py` sets the variable for a process in a PID namespace of its own.
+        let pid = std::env::var("OUTER_PID").unwrap_or_else(|_| std::process::id().to_string());
+        let path = folder.join(format!("{pid}.steps"));
         Ok(Notes { file: File::create(&path)?, path, noted: 0, tries: 0 })
     }
 
