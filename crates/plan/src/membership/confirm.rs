@@ -171,7 +171,7 @@ impl Membership {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::{Generation, Introduction, Limits, LossEvidence, MembershipInput};
+    use super::super::{Generation, Introduction, Limits, LossEvidence, MembershipInput, VoteRecord};
     use super::*;
 
     const SILENCE: Duration = Duration::from_secs(4);
@@ -200,12 +200,7 @@ mod tests {
             let generation = Arc::new(Generation { number: 1, members, left_out: Vec::new(), witness });
             let limits = Limits { min_members: 1, max_members: 8, silence: Some(SILENCE) };
             let begin = |id| Membership::member(MemberId(id), Arc::clone(&generation), limits, Duration::ZERO);
-            let members = (0..count).map(begin).collect();
-            let mut job = Job { members, cut: Vec::new(), now: Duration::ZERO, answers: Vec::new() };
-            for member in 0..count {
-                (0..count).for_each(|peer| job.take(member, MembershipInput::Meet(MemberId(peer))));
-            }
-            job
+            Job { members: (0..count).map(begin).collect(), cut: Vec::new(), now: Duration::ZERO, answers: Vec::new() }
         }
 
         fn take(&mut self, member: u64, input: MembershipInput) {
@@ -288,7 +283,8 @@ mod tests {
         job.cut = vec![0];
         assert_eq!(job.ask(0), Some(Ok(1)));
         assert_eq!(job.ask(1), None);
-        job.take(1, MembershipInput::Learn { member: MemberId(0), evidence: LossEvidence::Ended, cause: "x".into() });
+        let evidence = LossEvidence::Reaped(VoteRecord::default());
+        job.take(1, MembershipInput::Learn { member: MemberId(0), evidence, cause: "x".into() });
         assert_eq!(job.answers.last(), Some(&(1, Ok(1))), "a member whose loss is certain is not asked");
     }
 
