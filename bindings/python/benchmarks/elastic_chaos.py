@@ -1,27 +1,31 @@
 """An elastic job under random faults of processes, hosts, the network and the launcher.
 
-Hosts are network namespaces with two slots each (`namespaces.py`). The launcher has a host of its own, whose cable stays
-in. A script that the launcher runs names the hosts of the moment. Every few seconds a fault follows from the seed; each
-ends some seconds later, or never:
+Hosts are network namespaces with two slots each (`namespaces.py`). The launcher has a host of its own, whose cable
+stays in. A script that the launcher runs names the hosts of the moment. Every few seconds a fault follows from the
+seed; each ends some seconds later, or never:
 
 - `kill`, `kill together`, `stop`, `stop for ever`: ranks get SIGKILL or SIGSTOP.
-- `cut`: a host loses its network. `one way`: packets from one host to another are dropped. `drops`: a host loses a share
-  of the packets that it receives.
-- `resets`: TCP connections between two hosts are reset, both processes live (`middlebox.py`). `launcher reset`: the same
-  between a host and the launcher's.
+- `cut`: a host loses its network. `one way`: packets from one host to another are dropped. `drops`: a host loses a
+  share of the packets that it receives.
+- `resets`: TCP connections between two hosts are reset, both processes live (`middlebox.py`). `launcher reset`: the
+  same between a host and the launcher's.
 - `launcher stop`: the launcher gets SIGSTOP, and later SIGCONT.
+- `slow disk`: fsync of a checkpoint takes seconds (`slow_sync.c`), and the host of the rank that waits there is cut
+  off.
 - `hosts`: the script names other hosts, or fewer slots.
 
 Every other rank has its own PID namespace (`apart.py`), unless `--together` is given.
 
 What must hold: a rank completes another step within two minutes after the job can continue. No rank gets a wrong sum
-(`elastic_worker.py` checks one in every step). Every sample of every epoch is used once. All ranks that complete a step
-have the same parameters after it, which are those of a run that has as many ranks in each step and no faults. The
-recorded decisions of members come out the same in the state machine (`replay_membership`) and form one history.
+(`elastic_worker.py` checks one in every step). Every sample of every epoch is used once. Every checkpoint that a rank
+loads is whole and has the parameters of its step in the history (only `chaos_worker` writes checkpoints). All ranks
+that complete a step have the same parameters after it, which are those of a run that has as many ranks in each step
+and no faults. The recorded decisions of members come out the same in the state machine (`replay_membership`) and form
+one history.
 
 The ranks that no fault concerns can always decide: they are more than those in doubt, which are stopped, cut off or
-lossy, or were so a short while ago. Times differ from run to run, so a seed repeats the plan and not the outcome; after
-a failure the folder with all logs is left.
+lossy, or were so a short while ago. Times differ from run to run, so a seed repeats the plan and not the outcome;
+after a failure the folder with all logs is left.
 """
 
 from __future__ import annotations
@@ -38,8 +42,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import namespaces
+from elastic_job import (
+    PATIENCE,
+    WORKER,
+    Job,
+    check_history,
+    end_on_signals,
+    farandole_words,
+    new_folder,
+    one_history,
+    state_of,
+)
 from middlebox import Middlebox
-from elastic_job import PATIENCE, Job, check_history, end_on_signals, farandole_words, new_folder, state_of
 
 SLOTS = 2
 """Ranks of a host: so that a lost host takes several with it."""
@@ -61,6 +75,7 @@ KINDS = {
     "resets": 3,
     "launcher reset": 1,
     "launcher stop": 1,
+    "slow disk": 1,
     "hosts": 1,
 }
 """How often each kind of fault is drawn, beside the others."""
@@ -68,6 +83,9 @@ KINDS = {
 IN_DOUBT = 15.0
 """Seconds after which a process that was stopped or cut off is back in the job, or out of it."""
 
+
+SLOW = "slow_sync"
+"""The file that `slow_sync.c` looks for."""
 
 LAUNCHER = 0
 """The host of the launcher."""
@@ -92,6 +110,8 @@ class Chaos:
         #: Connections that were reset.
         self.resets = 0
         self._launcher_is_stopped = False
+        #: Exists while disks are slow.
+        self._slow = job.folder / SLOW
         self._later: list[Later] = []
         self._cut: set[int] = set()
         self._stopped: set[int] = set()
@@ -138,6 +158,8 @@ class Chaos:
             {"cut": self._cut_off, "one way": self._silence, "drops": self._drop, "resets": self._reset}[kind](host)
         elif kind == "launcher reset" and host not in self._cut:
             self._reset_between(host, LAUNCHER)
+        elif kind == "slow disk" and not self._slow.exists():
+            self._slow_down()
         elif kind == "launcher stop" and not self._launcher_is_stopped and not self._doubtful:
             self._stop_launcher()
         else:
@@ -146,6 +168,7 @@ class Chaos:
 
     def go_on(self) -> None:
         """Does what is due."""
+        self._cut_off_writers()
         now = time.monotonic()
         due, self._later = [one for one in self._later if one.at <= now], [one for one in self._later if one.at > now]
         for one in due:
@@ -223,6 +246,26 @@ class Chaos:
         self._cut.discard(host)
         act()
 
+    def _slow_down(self) -> None:
+        self.say("slow disk")
+        self._slow.touch()
+        self._plan(LONGEST_STOP, "fast disk", lambda: self._slow.unlink(missing_ok=True))
+
+    def _cut_off_writers(self) -> None:
+        """Cuts off the hosts of ranks that wait for a slow disk, if the others can decide without them."""
+        for marker in self._slow.parent.glob(f"{self._slow.name}.*"):
+            pid = int(marker.suffix[1:])
+            marker.unlink(missing_ok=True)
+            host = self.network.host_of(pid)
+            now = time.monotonic()
+            peaceful = [one for one in self.in_peace() if self._doubtful.get(one, 0) <= now]
+            there = [one for one in peaceful if self.network.host_of(one) == host]
+            doubtful = sum(until > now for until in self._doubtful.values())
+            if host and host not in self._cut and len(peaceful) - doubtful - 1 >= 2 * len(there):
+                self._doubtful.update(dict.fromkeys(there, now + IN_DOUBT))
+                self._cut_off(host)
+                self.counts["cut while writing"] = self.counts.get("cut while writing", 0) + 1
+
     def _stop_launcher(self) -> None:
         launcher = self.job.process.pid
         self.say("stop the launcher")
@@ -272,6 +315,10 @@ def start(args: argparse.Namespace, network: namespaces.Network) -> Job:
     flags += ["--elastic-timeout", "40"]
     environment = dict(os.environ, PATH=network.path(), FARANDOLE_MEMBERSHIP_LOG=str(folder / "decisions"))
     environment["FARANDOLE_TRACE_TROUBLE"] = "0"
+    shim = folder / "slow_sync.so"
+    source = WORKER.with_name("slow_sync.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", str(shim), str(source), "-ldl"], check=True)
+    flags += ["-x", f"LD_PRELOAD={shim}", "-x", f"SLOW_SYNC={folder / SLOW}"]
     words = [*network.words_on(LAUNCHER), *farandole_words(flags, args.worker, folder, is_apart=not args.together)]
     return Job("chaos", words, folder, environment)
 
@@ -327,6 +374,16 @@ def main() -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
+def check_checkpoints(job: Job) -> str:
+    """Compares every checkpoint that was loaded with the history; ends everything if one differs."""
+    history = {note.step: note.checksum for note in one_history(job)}
+    lines = [line for path in job.folder.glob("*.loaded") for line in path.read_text().splitlines()]
+    for step, checksum in (map(int, line.split()) for line in lines):
+        if history.get(step) != checksum:
+            job.fail(f"a checkpoint of step {step} has the checksum {checksum}, and the history {history.get(step)}")
+    return f"{len(lines)} checkpoints were loaded, all whole and of this history"
+
+
 def report(job: Job, chaos: Chaos, args: argparse.Namespace) -> None:
     """Says what was done, and checks what can be checked afterwards."""
     compared = check_history(job, args.worker)
@@ -334,6 +391,7 @@ def report(job: Job, chaos: Chaos, args: argparse.Namespace) -> None:
     twice = max(note.twice for notes in job.notes.values() for note in notes)
     happened = ", ".join(f"{count} × {kind}" for kind, count in sorted(chaos.counts.items()))
     print(f"{happened} ({chaos.resets} connections reset); {len(job.notes)} processes made {last} steps; {compared}")
+    print(check_checkpoints(job))
     print(f"every sample of every epoch was used once, but {twice} at ends of epochs, for ranks that had just joined")
     if args.replay:
         words = [args.replay, str(job.folder / "decisions")]

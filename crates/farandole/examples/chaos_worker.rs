@@ -8,14 +8,20 @@
 //! or somebody wants to join, the rank drops its world and calls `init` again. In the new world all tell how many steps
 //! they have made; those differ by one at most, because nobody completes a step that another has not begun. Whoever is
 //! behind, or has just come, gets the state of the first that is not.
+//!
+//! **Checkpoints.** Rank 0 publishes one every few steps, and rank 0 of each generation loads the latest and notes its
+//! step and checksum in `<pid>.loaded`. A damaged file ends the process. `elastic_chaos.py` compares these notes with
+//! the history of the job.
 
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use farandole::{ReduceOp, Result, World};
+use farandole::publish::{self, Token};
+use farandole::{ReduceOp, Result, World, elastic};
 use rustix::time::{ClockId, clock_gettime};
+use safetensors::SafeTensors;
 
 /// Enough for several chunks on every plane, and few enough that a step costs next to nothing.
 const PARAMETERS: usize = 8192;
@@ -34,6 +40,9 @@ const PROBE: usize = 20_000;
 
 /// What a step would compute. Eight ranks on two processors have to live together.
 const PACE: Duration = Duration::from_millis(5);
+
+/// Steps between two checkpoints: one takes as long as a few steps.
+const CHECKPOINT_STEPS: u64 = 20;
 
 /// What all ranks have in common after a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -146,6 +155,33 @@ impl Notes {
         (self.noted, self.tries) = (steps, 0);
     }
 
+    /// Loads the latest checkpoint, if there is one, and notes what it contains.
+    fn load(&self) {
+        let path = self.path.with_file_name("checkpoint.safetensors");
+        let Ok(bytes) = std::fs::read(&path) else { return };
+        let state = publish::check(&bytes).and_then(|token| Ok((token, decode(&bytes)?)));
+        let (token, state) = state.unwrap_or_else(|why| self.wrong(&format!("{}: {why}", path.display())));
+        if token.is_none_or(|token| token.step != state.steps) {
+            self.wrong(&format!("{}: step {} with the token {token:?}", path.display(), state.steps));
+        }
+        let line = format!("{} {}\n", state.steps, state.checksum());
+        let loaded = File::options().append(true).create(true).open(self.path.with_extension("loaded"));
+        let noted = loaded.and_then(|mut file| file.write_all(line.as_bytes()));
+        noted.unwrap_or_else(|error| self.wrong(&format!("notes: {error}")));
+    }
+
+    /// Publishes a checkpoint. A rank that was replaced in the meantime is refused, and continues until it notices.
+    fn save(&self, world: &World, state: &State) {
+        let path = self.path.with_file_name("checkpoint.safetensors");
+        let generation = elastic::generation().unwrap_or_default();
+        let token = Token { run: 1, generation, step: state.steps };
+        let fence = || world.fence().map(drop).map_err(|error| error.to_string());
+        match world.publisher().publish(&path, encode(state), token, fence) {
+            Err(error) if !error.is_of_this_rank_alone() => self.wrong(&error.to_string()),
+            outcome => log::debug!("checkpoint of step {}: {outcome:?}", state.steps),
+        }
+    }
+
     /// Something has happened that must not: says so, and ends.
     #[allow(clippy::print_stderr, reason = "the launcher shows it")]
     fn wrong(&self, what: &str) -> ! {
@@ -153,6 +189,28 @@ impl Notes {
         eprintln!("{what}");
         std::process::exit(3);
     }
+}
+
+/// A safetensors file with the parameters, and the number of steps as metadata.
+fn encode(state: &State) -> Vec<u8> {
+    let length = PARAMETERS * size_of::<f32>();
+    let header = format!(
+        r#"{{"__metadata__":{{"steps":"{}"}},"parameters":{{"dtype":"F32","shape":[{PARAMETERS}],"data_offsets":[0,{length}]}}}}"#,
+        state.steps
+    );
+    let data = state.parameters.iter().flat_map(|parameter| parameter.to_le_bytes());
+    (header.len() as u64).to_le_bytes().into_iter().chain(header.bytes()).chain(data).collect()
+}
+
+/// The steps and parameters of such a file.
+fn decode(bytes: &[u8]) -> std::result::Result<State, String> {
+    let file = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
+    let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
+    let steps = header.metadata().as_ref().and_then(|metadata| metadata.get("steps")?.parse().ok());
+    let parameters = file.tensor("parameters").map_err(|error| error.to_string())?;
+    let (numbers, _) = parameters.data().as_chunks::<4>();
+    let parameters = numbers.iter().map(|number| f32::from_le_bytes(*number)).collect();
+    Ok(State { parameters, steps: steps.ok_or("no number of steps")?, ..State::new() })
 }
 
 fn main() {
@@ -190,6 +248,9 @@ fn train_for_ever(folder: &Path) -> std::result::Result<(), String> {
 fn train(world: &mut World, state: &mut Option<State>, notes: &mut Notes) -> Result<()> {
     let (rank, size) = (world.rank(), world.size());
     let mut current = agree(world, state)?;
+    if rank == 0 {
+        notes.load();
+    }
     loop {
         notes.add(&current);
         notes.tries += 1;
@@ -202,6 +263,10 @@ fn train(world: &mut World, state: &mut Option<State>, notes: &mut Notes) -> Res
         let candidates = world.named("candidates").allreduce(candidates, ReduceOp::Max)?;
         check_sum(world, current.steps, notes)?;
         let (gradient, used, candidates) = (gradient.wait()?, used.wait()?, candidates.wait()?);
+        // All ranks have contributed to the next step, so all have completed this one: no later history is without it.
+        if rank == 0 && current.steps.is_multiple_of(CHECKPOINT_STEPS) && current.steps > 0 {
+            notes.save(world, &current);
+        }
         current.apply(&gradient, size);
         current.use_samples(&used).unwrap_or_else(|what| notes.wrong(&what));
         *state = Some(current.clone());
