@@ -84,7 +84,7 @@ IN_DOUBT = 15.0
 """Seconds after which a process that was stopped or cut off is back in the job, or out of it."""
 
 
-SLOW = "slow_sync"
+SLOW = "disk_is_slow"
 """The file that `slow_sync.c` looks for."""
 
 LAUNCHER = 0
