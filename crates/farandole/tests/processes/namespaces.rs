@@ -19,6 +19,11 @@ const KINDS: [&[&str]; 4] = [
     &["--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--mount"],
 ];
 
+/// A new mount namespace alone hides nothing: /dev/shm and /tmp become private. The program may lie below /tmp, so it
+/// is opened before.
+const WITH_PRIVATE_MOUNTS: &str = "exec 3<\"$0\" && mount -t tmpfs a /dev/shm && mount -t tmpfs a /tmp && \
+                                   exec setarch -R /proc/self/fd/3 \"$@\"";
+
 /// Lets the ranks that `is_apart` names run in new namespaces, and all of them without address space randomisation.
 fn check(ranks: usize, flags: &[&str], is_apart: impl Fn(usize) -> bool) {
     let apart = |rank: usize, command: &mut Command| {
@@ -27,12 +32,12 @@ fn check(ranks: usize, flags: &[&str], is_apart: impl Fn(usize) -> bool) {
         command.args(["--pdeathsig", "KILL"]);
         if is_apart(rank) {
             command.arg("unshare").args(flags);
-            if flags.contains(&"--mount") {
-                // A new mount namespace alone hides nothing: /dev/shm and /tmp become private.
-                command.args(["sh", "-c", "mount -t tmpfs a /dev/shm && mount -t tmpfs a /tmp && exec \"$@\"", "sh"]);
-            }
         }
-        command.args(["setarch", "-R"]).arg(program);
+        if is_apart(rank) && flags.contains(&"--mount") {
+            command.args(["sh", "-c", WITH_PRIVATE_MOUNTS]).arg(program);
+        } else {
+            command.args(["setarch", "-R"]).arg(program);
+        }
     };
     for (output, _) in Job::start_with(ranks, "namespaces", apart).finish() {
         assert!(output.status.success() && said(&output).contains("role done"), "{flags:?}: {}", said(&output));
