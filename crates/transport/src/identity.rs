@@ -149,15 +149,24 @@ mod tests {
     fn a_reused_pid_is_not_the_earlier_process() {
         let (mut child, id) = child();
         assert_eq!(id.state(), Some(ProcessState::Alive));
-        assert!(id.pidfd().is_some());
         let earlier = ProcessId { start_time: id.start_time - 1, ..id };
         assert_eq!(earlier.state(), Some(ProcessState::Gone));
-        assert!(earlier.pidfd().is_none());
         let elsewhere = ProcessId { namespace: id.namespace + 1, ..id };
-        assert!(elsewhere.state().is_none() && elsewhere.pidfd().is_none());
+        assert!(elsewhere.state().is_none());
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(id.state(), Some(ProcessState::Gone));
+    }
+
+    #[test]
+    fn a_pidfd_is_not_that_of_a_later_process_with_the_pid() {
+        let (mut child, id) = child();
+        assert!(id.pidfd().is_some());
+        assert!(ProcessId { start_time: id.start_time - 1, ..id }.pidfd().is_none());
+        assert!(ProcessId { namespace: id.namespace + 1, ..id }.pidfd().is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(id.pidfd().is_none());
     }
 
     #[test]
