@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::membership::{
     ConfirmRefusal, Loss, LossEvidence, MemberId, MemberMessage, Membership, MembershipEffect, MembershipInput,
-    MembershipStart, Waiting,
+    MembershipStart,
 };
 
 use super::connection::{Connection, Target};
@@ -308,7 +308,7 @@ impl<N: MemberNetwork> EndpointCore<N> {
             }
             MembershipEffect::Confirmed { nonce, outcome } => self.shared.confirm(nonce, outcome),
             MembershipEffect::Waiting(waiting) => {
-                self.next_dial = self.next_dial.or(matches!(waiting, Waiting::Majority { .. }).then_some(now));
+                self.next_dial = self.next_dial.or(links::may_be_evicted(&waiting).then_some(now));
                 log::info!("the next generation is waited for: {waiting}");
                 self.shared.change(|state| state.waiting = Some(waiting));
             }

@@ -66,8 +66,11 @@ fn look(world: &World) -> Verdict {
     };
     let size = list.map_or(0, |list| list.members.len());
     let is_full = size >= world.plan.limits.max_members;
-    // A candidate that was given contacts of the dead alone waits until its deadline.
-    let is_lost = |node: &usize| world.nodes[*node].number() == 0 && !members.iter().any(|member| member < node);
+    // A process that has contacts of the dead alone waits until its deadline.
+    let is_lost = |node: &usize| match world.nodes[*node].generation() {
+        Some(known) if known.number > 0 => !members.iter().any(|other| known.contains(member(*other))),
+        _ => !members.iter().any(|other| other < node),
+    };
     let expected = up.iter().filter(|node| !is_lost(node)).count();
     if members.len() == size && members.iter().all(works) && (is_full || size == expected) {
         return Verdict::AtWork;

@@ -61,7 +61,7 @@ impl<N: MemberNetwork> EndpointCore<N> {
         let knows_nobody = machine.generation().number == 0;
         let is_candidate = !machine.generation().contains(machine.id());
         // The others may have continued without this member, and then do not dial it any more.
-        let may_be_evicted = matches!(machine.waiting(), Some(Waiting::Majority { .. }));
+        let may_be_evicted = machine.waiting().is_some_and(may_be_evicted);
         let mut targets: Vec<(Target, Arc<[u8]>)> = machine
             .contacts()
             .filter(|(member, _)| is_candidate || may_be_evicted || *member < machine.id())
@@ -259,6 +259,11 @@ impl<N: MemberNetwork> EndpointCore<N> {
             self.next_dial = Some(now);
         }
     }
+}
+
+/// Whether a member that waits for this may miss the generation of the others.
+pub(super) fn may_be_evicted(waiting: &Waiting) -> bool {
+    matches!(waiting, Waiting::Majority { .. } | Waiting::Witness { .. } | Waiting::Candidates { .. })
 }
 
 /// Whether a connection leads to a target, or will when the other side answers.
