@@ -148,7 +148,11 @@ class Chaos:
         may_cut = spare >= 2 * len(there) and host not in self._cut
         if kind.startswith("kill") and spare >= (2 if self._launcher_is_stopped else 1):
             count = self.dice.randint(1, spare) if kind == "kill together" and not self._launcher_is_stopped else 1
-            self._kill(self.dice.sample(peaceful, count))
+            killed = self.dice.sample(peaceful, count)
+            if self._launcher_is_stopped:
+                # No agent's report reaches the members of other hosts.
+                self._doubtful.update(dict.fromkeys(killed, now + IN_DOUBT))
+            self._kill(killed)
         elif kind.startswith("stop") and spare >= 2:
             self._stop(self.dice.choice(peaceful), for_ever=kind == "stop for ever")
         elif kind == "hosts":
@@ -160,7 +164,7 @@ class Chaos:
             self._reset_between(host, LAUNCHER)
         elif kind == "slow disk" and not self._slow.exists():
             self._slow_down()
-        elif kind == "launcher stop" and not self._launcher_is_stopped and not self._doubtful:
+        elif kind == "launcher stop" and not self._launcher_is_stopped and spare >= 2:
             self._stop_launcher()
         else:
             return

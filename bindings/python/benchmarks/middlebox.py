@@ -8,6 +8,7 @@ is lost, and both processes live.
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import threading
@@ -47,6 +48,10 @@ class Middlebox:
                 self._answer(self._tap.recv(65535))
             except TimeoutError:
                 continue
+            except OSError as error:
+                # The cable of one of the hosts is out.
+                if error.errno != errno.ENETDOWN:
+                    raise
 
     def _answer(self, frame: bytes) -> None:
         ethernet, ip = frame[:14], frame[14:]

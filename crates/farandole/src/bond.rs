@@ -1,10 +1,12 @@
 //! What ties a rank to the others besides its collectives: how it hears of their end, and tells of its own ([`Bond`]).
 
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farandole_cluster::Lifeline;
+use farandole_engine as engine;
 use farandole_plan::Rank;
+use farandole_transport as transport;
 
 use crate::elastic::{Entrance, Losses, Member};
 use crate::error::{Error, Result};
@@ -17,6 +19,9 @@ const VERDICT_MAY_FOLLOW: Duration = Duration::from_secs(1);
 /// The same for a member of an elastic job. It hears of losses within moments; a machine that is very busy takes
 /// longer, and nobody else waits for a rank that gives up.
 const LOSS_MAY_FOLLOW: Duration = Duration::from_secs(5);
+
+/// Between two attempts to connect the ranks of an elastic job over a network that breaks connections.
+const BROKEN_PAUSE: Duration = Duration::from_millis(100);
 
 /// See the module's text.
 #[derive(Debug)]
@@ -82,12 +87,20 @@ impl Bond {
         }
     }
 
-    /// Whether ranks could not be connected because somebody is lost, so that there will be another generation. Whoever
-    /// hears of a loss first leaves; those who were being connected to it see that before they hear why.
-    pub(crate) fn has_losses(&self, error: &Error) -> bool {
+    /// Whether ranks that could not be connected meet again in the next generation. They do if one of them is lost; the
+    /// rank that notices a loss first leaves, and those that were being connected to it see that before they know why.
+    /// They also do if a connection broke between ranks that live: `broken_since` has the time of the first such break,
+    /// and a network that breaks connections for longer than [`LOSS_MAY_FOLLOW`] is an error.
+    pub(crate) fn meets_again(&self, error: &Error, broken_since: &mut Option<Instant>) -> bool {
+        let Bond::Elastic(_, losses) = self else { return false };
+        let is_broken = matches!(error, Error::Transport(transport::Error::PeerGone { .. }))
+            || matches!(error, Error::Engine(engine::Error::Failed(failure)) if failure.rank.is_some());
+        if is_broken && broken_since.get_or_insert_with(Instant::now).elapsed() < LOSS_MAY_FOLLOW {
+            losses.any_within(BROKEN_PAUSE);
+            return true;
+        }
         let is_of_a_connection = matches!(error, Error::Transport(_) | Error::Engine(_));
-        let patience = if is_of_a_connection { LOSS_MAY_FOLLOW } else { Duration::ZERO };
-        matches!(self, Bond::Elastic(_, losses) if losses.any_within(patience))
+        losses.any_within(if is_of_a_connection { LOSS_MAY_FOLLOW } else { Duration::ZERO })
     }
 
     /// Why ranks could not be connected: what has become of one of them, if that comes to light, or what this rank saw.

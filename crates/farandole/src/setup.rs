@@ -142,13 +142,15 @@ impl Setup {
         environment.warn_of_settings();
         let devices = self.devices.clone().or_else(|| devices_of(&settled.config));
         let nccl = self.nccl.clone().map_or_else(|| nccl_of(&settled.config, &self.nccl_files), Ok);
+        let mut broken_since = None;
         loop {
             let has = has(&devices, &nccl);
             let peers = Peers::meet(environment.clone(), &settled, has, (self.address, self.patience), &mut get_state)?;
             let bond = Arc::clone(&peers.bond);
             match self.clone().begin(peers, settled.clone(), devices.clone(), nccl.clone()) {
-                // Somebody was lost before all were connected; the others come to the next generation, too.
-                Err(error) if bond.has_losses(&error) => log::debug!("going on to the next generation: {error}"),
+                Err(error) if bond.meets_again(&error, &mut broken_since) => {
+                    log::debug!("continuing with the next generation: {error}");
+                }
                 begun => return begun,
             }
         }
