@@ -89,6 +89,7 @@ pub(crate) const LAUNCHED: &[Setting] = &[
     internal("FARANDOLE_KEY_FD", "Descriptor from which the job's key is read."),
     internal("FARANDOLE_OPEN_FILES", "The user's soft limit of open files, which an agent gives back to its ranks."),
     internal("FARANDOLE_AGENT_PID", "The agent with which a rank ends."),
+    internal("FARANDOLE_TORCH_STORE", "`MASTER_ADDR:MASTER_PORT` as `farandole run` has chosen them."),
     internal("FARANDOLE_TASK_FD", "Descriptor of the function that `farandole.run` calls."),
     internal("FARANDOLE_RESULT_FD", "Descriptor for its result."),
     internal(

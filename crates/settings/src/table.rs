@@ -21,6 +21,7 @@ pub const SECTIONS: &[Section] = &[
             STALL_CHECK_TIME_SECONDS,
             STALL_SHUTDOWN_TIME_SECONDS,
             STALL_CHECK_DISABLE,
+            CHECK_PARAMETERS,
             WIRE_PROTECTION,
             PLANE,
             GPU_OPERATIONS,
@@ -211,6 +212,15 @@ pub const STALL_CHECK_DISABLE: Setting = Setting::does(
 .switch("no-stall-check", "stall-check")
 .key("stall_check.enabled");
 
+/// `FARANDOLE_CHECK_PARAMETERS`.
+pub const CHECK_PARAMETERS: Setting = Setting::does(
+    "FARANDOLE_CHECK_PARAMETERS",
+    Reader::Ranks,
+    Kind::CountOrAuto,
+    "auto",
+    "`auto`: optimizers compare a sample of all ranks' parameters once; N: all of them, after every N steps; 0: never.",
+);
+
 /// `FARANDOLE_WIRE_PROTECTION`.
 pub const WIRE_PROTECTION: Setting = Setting::does(
     "FARANDOLE_WIRE_PROTECTION",
@@ -233,7 +243,8 @@ pub const PLANE: Setting = Setting::does(
     "How collectives on GPU tensors are carried out. `own`: in device memory, which the ranks of a host map (CUDA IPC); \
      `nccl`: by NCCL, and it is an error if a rank has none; `staged`: through pinned host memory; `auto`: `own` for \
      groups on one host, `nccl` for others if all ranks have it, `staged` otherwise. What a plane cannot do takes the \
-     next. The same on all ranks.",
+     next. Where ranks of one host are in different PID namespaces, only `own` maps device memory. The same on all \
+     ranks.",
 );
 
 /// `HOROVOD_GPU_OPERATIONS`, and its older name for allreduces alone.

@@ -89,6 +89,8 @@ impl SettingValue for String {
 pub enum Kind {
     /// A number without a unit.
     Count,
+    /// A number without a unit, or `auto`.
+    CountOrAuto,
     /// Bytes; the flag and the key are in MiB.
     Bytes,
     /// Seconds, with decimals.
@@ -120,7 +122,7 @@ impl Kind {
         match self {
             Kind::Count | Kind::Bytes => shown::<u64>(text),
             Kind::Seconds => shown::<Duration>(text),
-            Kind::MicrosecondsOrAuto => shown::<Option<u64>>(text),
+            Kind::CountOrAuto | Kind::MicrosecondsOrAuto => shown::<Option<u64>>(text),
             Kind::Switch => shown::<bool>(text),
             Kind::SwitchOrAuto => shown::<Option<bool>>(text),
             Kind::Cores => shown::<Cores>(text).filter(|cores| !cores.is_empty()),
@@ -135,6 +137,7 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Kind::Count => "a whole number",
+            Kind::CountOrAuto => "a whole number, or auto",
             Kind::Bytes => "a number of bytes",
             Kind::Seconds => "a number of seconds",
             Kind::MicrosecondsOrAuto => "a number of microseconds, or auto",

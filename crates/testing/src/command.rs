@@ -7,9 +7,10 @@ use std::io::Read;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::INTERVAL;
+use crate::Deadline;
+use crate::time::INTERVAL;
 
 /// Starts a command without input and returns how it ended and what it wrote. It is started and waited for by the
 /// calling thread, which the kernel takes for its parent.
@@ -22,12 +23,12 @@ pub fn finish(command: &mut Command, limit: Duration) -> Output {
 /// The same for a child that runs already. What of its output is not piped, or was taken, is empty.
 pub fn finish_child(child: &mut Child, limit: Duration) -> Output {
     let (out, err) = (Stream::read(child.stdout.take()), Stream::read(child.stderr.take()));
-    let began = Instant::now();
+    let deadline = Deadline::after(limit);
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        if began.elapsed() > limit {
+        if deadline.is_over() {
             child.kill().unwrap();
             child.wait().unwrap();
             panic!("it does not end within {limit:?}; it wrote:\n{}{}", out.so_far(), err.so_far());
