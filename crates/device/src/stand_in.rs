@@ -379,7 +379,7 @@ mod tests {
         let words = || open(0).unwrap().words(Box::new(Shared(Arc::clone(&memory)))).unwrap();
         let (waiter, writer) = (words(), words());
         let thread = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(20));
+            farandole_testing::lapse("the writer, which is late", Duration::from_millis(20));
             open(0).unwrap().stream().unwrap().write_word(&writer, 0, 3).unwrap();
         });
         open(0).unwrap().stream().unwrap().wait_word(&waiter, 0, 3).unwrap();

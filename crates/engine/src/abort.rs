@@ -39,6 +39,8 @@ pub(crate) struct AbortCause {
     /// The world rank that is to blame, if one can be named.
     pub(crate) peer: Option<Rank>,
     pub(crate) cause: String,
+    /// Whether it says everything, and nothing is added about what was under way.
+    pub(crate) is_complete: bool,
 }
 
 impl AbortHandle {
@@ -50,7 +52,16 @@ impl AbortHandle {
     /// Ends all collectives: they fail with this cause, and blame this rank of the world if one is named. Returns at
     /// once; the first call counts, and none counts after another failure.
     pub fn abort(&self, peer: Option<Rank>, cause: String) {
-        if self.0.cause.set(AbortCause { peer, cause }).is_ok() {
+        self.abort_for(AbortCause { peer, cause, is_complete: false });
+    }
+
+    /// The same in words that say everything: what was under way here is not added to them.
+    pub fn abort_in_words(&self, peer: Option<Rank>, words: String) {
+        self.abort_for(AbortCause { peer, cause: words, is_complete: true });
+    }
+
+    fn abort_for(&self, cause: AbortCause) {
+        if self.0.cause.set(cause).is_ok() {
             self.0.bell.ring();
         }
     }
@@ -77,7 +88,8 @@ mod tests {
         assert_eq!(abort.aborted(), None);
         abort.clone().abort(Some(Rank(3)), "it was stopped".to_owned());
         abort.abort(None, "something else".to_owned());
-        assert_eq!(abort.aborted(), Some(&AbortCause { peer: Some(Rank(3)), cause: "it was stopped".to_owned() }));
+        let first = AbortCause { peer: Some(Rank(3)), cause: "it was stopped".to_owned(), is_complete: false };
+        assert_eq!(abort.aborted(), Some(&first));
         assert!(waiter.wait(Duration::from_secs(5)).unwrap());
     }
 }

@@ -35,6 +35,12 @@ impl DevicePlaneChoice {
         (DevicePlaneChoice::PreferNccl, "NCCL where all ranks have it"),
     ];
 
+    /// Whether ranks of one host may map each other's device memory. CUDA's handles contain pids, so the driver may
+    /// refuse them across PID namespaces; there only `own` maps.
+    pub(crate) fn may_map(self, has_common_pids: bool) -> bool {
+        has_common_pids || self == DevicePlaneChoice::Own
+    }
+
     /// What a group has for device memory, if all its ranks map each other's, if those of each host do, and if they
     /// have NCCL.
     pub(crate) fn reach(self, maps: bool, maps_on_hosts: bool, has_nccl: bool) -> DeviceReach {
@@ -102,8 +108,9 @@ settings! {
     /// Lets the ranks that go on use every collective while another rank has joined. Zero refuses, with Horovod's
     /// words, what Horovod refuses then: allgather, alltoall, broadcast and reducescatter.
     join_everything: bool = JOIN_EVERYTHING;
-    /// How long a request may wait at first while a learned order cannot go on, before the ranks talk again. Long
-    /// enough that ordinary jitter between ranks does not break a good order, short enough not to be felt.
+    /// How long a request may wait while a learned order cannot go on, before the ranks talk again, unless the thread
+    /// that submits waits for it: then they do so at once. Long enough that ordinary jitter does not break a good
+    /// order, short enough not to be felt.
     patience: Duration = PATIENCE_SECONDS;
     /// An operation, named or direct, fails when nothing in it has moved for this long. Zero means never: a rank that
     /// is alive but late is reported as a stall, and one that is dead, stopped or cut off is noticed by other means. A
@@ -117,6 +124,9 @@ settings! {
     stall_shutdown: Duration = STALL_SHUTDOWN_TIME_SECONDS;
     /// Switches the stall watch off.
     stall_check_disable: bool = STALL_CHECK_DISABLE;
+    /// After how many steps optimizers compare the parameters of all ranks; zero: never. `auto`: once, before the first
+    /// step. Read by front ends; the same on all ranks.
+    check_parameters: Option<u64> = CHECK_PARAMETERS;
     /// How tensors are protected between hosts: `checksum` finds accidental damage, `encrypt` also keeps them secret
     /// and unchanged. The same on all ranks.
     wire_protection: Protection = WIRE_PROTECTION;

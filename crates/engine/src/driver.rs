@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farandole_plan::stall::{DirectWait, GroupState};
-use farandole_plan::{GroupId, Request};
+use farandole_plan::{GroupId, RankDeparture, Request};
 use farandole_trace::event::NameId;
 use farandole_transport::{AwakeClock, Waiter};
 
@@ -43,10 +43,14 @@ pub(crate) enum Command {
     Transfer { group: GroupId, transfer: Transfer, pending: Pending },
     /// Leave this group, and say when it is done.
     RemoveGroup { group: GroupId, done: Arc<Slot<()>> },
+    /// The thread that submits waits for this request.
+    Awaits { group: GroupId, name: Arc<str> },
     /// A direct call of this rank waits: look into it.
     Waits(DirectWait),
-    /// Leave all groups in good order.
-    Shutdown,
+    /// An optimizer of this rank reduces gradients of these names in every step.
+    Reduces { group: GroupId, names: Vec<Arc<str>> },
+    /// Leave all groups in good order, for this cause.
+    Shutdown(RankDeparture),
 }
 
 /// What came of a turn.
@@ -228,17 +232,23 @@ impl Driver {
                 match self.groups.iter_mut().find(|candidate| candidate.id() == group) {
                     Some(found) => {
                         self.ending.push((group, done));
-                        found.close(now);
+                        found.close(None, now);
                     }
                     None => done.fulfil(()),
                 }
             }
+            Command::Awaits { group, name } => self.awaits(group, &name),
             Command::Waits(wait) => self.tell_of_direct_call(wait, now),
-            Command::Shutdown => {
+            Command::Reduces { group, names } => {
+                if let Some(found) = self.groups.iter_mut().find(|candidate| candidate.id() == group) {
+                    found.reduces(names);
+                }
+            }
+            Command::Shutdown(departure) => {
                 self.shutting_down = true;
                 self.tensor_table.end_all(&Error::ShutDown);
                 for group in &mut self.groups {
-                    group.close(now);
+                    group.close(Some(departure.clone()), now);
                 }
             }
         }
@@ -279,6 +289,13 @@ impl Driver {
     pub(crate) fn note_wait(&mut self, name: NameId, since: Duration) {
         if let Some(world) = self.groups.first_mut() {
             world.note_wait(name, since, self.turned_at);
+        }
+    }
+
+    /// The thread that submits waits for this request, and submits nothing more before it is done.
+    pub(crate) fn awaits(&mut self, group: GroupId, name: &str) {
+        if let Some(group) = self.groups.iter_mut().find(|candidate| candidate.id() == group) {
+            group.awaits(name);
         }
     }
 

@@ -28,6 +28,9 @@
 //! - *just too late*: a caller pushes quietly, and the holder has already looked into the command queue for the last
 //!   time but not yet released the driver lock. The caller fails to take the driver lock; the push told it that the
 //!   driver was asleep, so it rings, and the worker takes over.
+//! - *no further request*: the thread that made the last request waits. What its request lacks in a learned order will
+//!   not come, so the driver is told (`Command::Awaits`, or directly by a caller that drives), and the ranks negotiate
+//!   at once. A thread that waits while another one submits says nothing.
 //! - *stolen edge*: the waiter reports an event once, to one thread. The worker listens while a caller drives and
 //!   sleeps in the same waiter; the event wakes the worker. It finds the driver lock taken, passes the event on by
 //!   ringing the bell, and *stands aside* for [`ASIDE`] instead of listening, so that this does not happen again for
@@ -35,12 +38,14 @@
 //!
 //! Not here: what a turn does (`driver`), and how a value gets to the caller (`completion`).
 
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use farandole_plan::GroupId;
 use farandole_trace::clock::now_ns;
-use farandole_trace::event::NameId;
+use farandole_trace::event::{NameId, ThreadId};
 use farandole_trace::{Event, Recorder};
 use farandole_transport::{Bell, Waiter};
 
@@ -70,6 +75,11 @@ pub(crate) trait Awaited {
 
     /// Sleeps until it is there or the deadline has passed, and says which.
     fn sleep(&self, deadline: Option<Instant>) -> bool;
+
+    /// The request, if it is the outcome of one.
+    fn request(&self) -> Option<(GroupId, &Arc<str>)> {
+        None
+    }
 }
 
 impl<T> Awaited for Slot<T> {
@@ -91,6 +101,10 @@ pub(crate) struct DriverLock {
     worker: OnceLock<Thread>,
     backoff: DriverBackoff,
     crowd: Crowd,
+    /// The thread that made the last request. When it waits, no further request comes until its own is done; the
+    /// agreement need not wait for one. A thread that reads this while another one submits reads either: the agreement
+    /// forgets a wait at the next request (`Member::awaits`).
+    submitter: AtomicU16,
 }
 
 /// What is recorded of a wait: the number of the request's name, and where.
@@ -123,7 +137,13 @@ impl DriverLock {
     pub(crate) fn new(driver: Driver, waiter: Arc<Waiter>, backoff: DriverBackoff) -> DriverLock {
         let bell = waiter.bell();
         let (driver, crowd) = (Mutex::new(driver), Crowd::default());
-        DriverLock { driver, commands: CommandQueue::new(), waiter, bell, worker: OnceLock::new(), backoff, crowd }
+        let (commands, worker, submitter) = (CommandQueue::new(), OnceLock::new(), AtomicU16::new(u16::MAX));
+        DriverLock { driver, commands, waiter, bell, worker, backoff, crowd, submitter }
+    }
+
+    /// A thread makes a request.
+    pub(crate) fn note_submitter(&self, thread: ThreadId) {
+        self.submitter.store(thread.0, Ordering::Relaxed);
     }
 
     /// Hands an order to the driver.
@@ -165,12 +185,15 @@ impl DriverLock {
             return true;
         }
         if let Some(driver) = self.try_lock_driver() {
-            return self.drive(driver, &done, deadline, note);
+            return self.drive(driver, slot, deadline, note);
         }
         let since_ns = note.map(|note| note.begin(now_ns()));
         // Just too late.
         if after == After::Ring {
             self.bell.ring();
+        }
+        if let Some((group, name)) = self.last_request(slot) {
+            let _ = self.push(Command::Awaits { group, name: Arc::clone(name) }, Push::Ringing);
         }
         let finished = slot.sleep(deadline);
         if let (Some(Note { name, recorder }), Some(since_ns)) = (note, since_ns) {
@@ -180,12 +203,17 @@ impl DriverLock {
         finished
     }
 
+    /// The awaited request, if no further one comes before it is done.
+    fn last_request<'a>(&self, awaited: &'a impl Awaited) -> Option<(GroupId, &'a Arc<str>)> {
+        awaited.request().filter(|_| self.submitter.load(Ordering::Relaxed) == ThreadId::current().0)
+    }
+
     /// A caller's drive. It began to wait when its first turn began: the driver reads the clock then anyway, and
     /// owns a recorder.
     fn drive(
         &self,
         mut driver: MutexGuard<'_, Driver>,
-        done: &dyn Fn() -> bool,
+        awaited: &impl Awaited,
         deadline: Option<Instant>,
         note: Option<Note<'_>>,
     ) -> bool {
@@ -194,11 +222,12 @@ impl DriverLock {
         driver.after_sleep();
         let mut wait = Wait::default();
         let mut since: Option<Duration> = None;
+        let mut is_told = false;
         let finished = loop {
             let turn = driver.turn(&self.commands, Look::Glance);
             let first = since.is_none();
             let since = *since.get_or_insert(driver.turned_at());
-            if done() {
+            if awaited.is_fulfilled() {
                 break true;
             }
             if let (true, Some(note)) = (first, note) {
@@ -209,6 +238,12 @@ impl DriverLock {
             }
             if turn == Turn::Moved {
                 wait = Wait::default();
+                continue;
+            }
+            if !std::mem::replace(&mut is_told, true)
+                && let Some((group, name)) = self.last_request(awaited)
+            {
+                driver.awaits(group, name);
                 continue;
             }
             let left = deadline.map_or(LONGEST_SLEEP, |deadline| deadline.saturating_duration_since(Instant::now()));
@@ -226,7 +261,7 @@ impl DriverLock {
             recorder.unblock();
         }
         self.release(driver);
-        finished || done()
+        finished || awaited.is_fulfilled()
     }
 
     /// Sleeps while holding the driver lock.

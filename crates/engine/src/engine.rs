@@ -2,13 +2,13 @@
 //!
 //! Not here: how it starts (`start`), how requests are handed in (`submission`), groups (`process_sets`).
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farandole_device::nccl::SharedLibrary;
 use farandole_plan::table::Table;
-use farandole_plan::{GroupId, Rank};
+use farandole_plan::{Exit, GroupId, Rank, RankDeparture};
 use farandole_trace::Recorder;
 
 use crate::abort::AbortHandle;
@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::exec::device::OpenDevice;
 use crate::plane::Plane;
 use crate::record::group::Start;
+use crate::record::progress;
 use crate::shared::Shared;
 use crate::start::wait_limits;
 use crate::status_reporter::Stacks;
@@ -40,9 +41,14 @@ pub struct Engine {
     pub(crate) planes: Vec<Arc<dyn Plane>>,
     pub(crate) devices: Option<OpenDevice>,
     pub(crate) nccl: Option<SharedLibrary>,
+    /// Why ranks do not map each other's device memory; the first request that could use it logs it.
+    pub(crate) not_mapped: Option<String>,
+    pub(crate) not_mapped_logged: Once,
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) start: Start,
     pub(crate) forming: Mutex<Forming>,
+    /// How this process leaves the job, if it was said. Written once, by the thread that ends the job.
+    pub(crate) exit: OnceLock<Exit>,
 }
 
 /// What adding groups needs. The lock keeps two threads of this rank from adding groups in two orders.
@@ -130,6 +136,14 @@ impl Engine {
         self.shared.tensor_table.all()
     }
 
+    /// Says that an optimizer of this rank reduces gradients of these names in every step, from the step on whose
+    /// requests have just been made. A gradient that an optimizer of another rank lacks, because its parameter is
+    /// frozen there, is then refused with that reason instead of waited for. To be called once for each optimizer, and
+    /// again when its parameters have changed; on all ranks.
+    pub fn reduces(&self, group: GroupId, names: Vec<Arc<str>>) {
+        let _ = self.shared.driver_lock.push(Command::Reduces { group, names }, Push::Ringing);
+    }
+
     /// Whether this process is a fork of the one that started the engine, so that nothing here may be used.
     pub fn is_forked(&self) -> bool {
         self.shared.check_fork().is_err()
@@ -149,6 +163,20 @@ impl Engine {
     /// while the members of a new group look for each other, which ends at its own deadline.
     pub fn abort_handle(&self) -> AbortHandle {
         self.abort.clone()
+    }
+
+    /// Has the peers told how this process ends, when the engine is dropped. An exit that fails the job ends the
+    /// collectives of all ranks at once. The first call counts.
+    pub fn leave(&self, exit: Exit) {
+        if self.exit.set(exit).is_ok() && self.exit.get().is_some_and(Exit::is_failure) {
+            self.abort.abort_in_words(Some(self.rank), self.departure().to_string());
+        }
+    }
+
+    /// What the peers are told when this rank leaves the job now.
+    pub fn departure(&self) -> RankDeparture {
+        let exit = self.exit.get().cloned().unwrap_or_default();
+        RankDeparture { rank: self.rank, exit, progress: progress(&self.recorder) }
     }
 
     /// A queue for the completions of many requests, for a thread that learns of each as it is done.
@@ -171,7 +199,7 @@ impl Drop for Engine {
             std::mem::forget(worker);
             return;
         }
-        let _ = self.shared.driver_lock.push(Command::Shutdown, Push::Ringing);
+        let _ = self.shared.driver_lock.push(Command::Shutdown(self.departure()), Push::Ringing);
         self.shared.driver_lock.wake_worker();
         let _ = worker.join();
     }

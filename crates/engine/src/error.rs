@@ -6,10 +6,13 @@
 //! the same [`Failure`], the first cause, not whatever broke next because of it.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use farandole_plan::{GroupId, Rank};
+use farandole_plan::{GroupId, Rank, RankDeparture};
+use farandole_trace::Recorder;
+
+use crate::record::progress;
 
 /// Shorthand for results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -18,8 +21,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The engine has been shut down, by this process or because a peer said goodbye. Start a new one to go on.
+    /// The engine has been shut down by this process. Start a new one to go on.
     ShutDown,
+    /// Another rank has left the job in order, and this one waits for it.
+    PeerLeft(Arc<PeerLeft>),
     /// There is no such group.
     UnknownGroup(GroupId),
     /// This rank is not a member of the group.
@@ -79,10 +84,53 @@ pub struct Failure {
     pub elapsed: Option<Duration>,
 }
 
+/// A rank that has left the job in order, as another one that waits for it sees it.
+///
+/// The words say where the waiting rank is. It may learn of the departure before it asks for anything that the other
+/// rank would have to take part in, so they are made when they are first read.
+pub struct PeerLeft {
+    departure: RankDeparture,
+    waiting: Rank,
+    recorder: Arc<Recorder>,
+    words: OnceLock<String>,
+}
+
+impl PeerLeft {
+    pub(crate) fn new(departure: RankDeparture, waiting: Rank, recorder: Arc<Recorder>) -> PeerLeft {
+        PeerLeft { departure, waiting, recorder, words: OnceLock::new() }
+    }
+
+    /// Who has left, and how.
+    pub fn departure(&self) -> &RankDeparture {
+        &self.departure
+    }
+}
+
+impl fmt::Display for PeerLeft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.words.get_or_init(|| self.departure.missed_by(self.waiting, progress(&self.recorder))))
+    }
+}
+
+impl fmt::Debug for PeerLeft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerLeft").field("departure", &self.departure).finish_non_exhaustive()
+    }
+}
+
 impl Error {
+    /// The rank of the world that has ended the collectives of this one, if it is known.
+    pub fn culprit(&self) -> Option<Rank> {
+        match self {
+            Error::PeerLeft(left) => Some(left.departure.rank),
+            Error::Failed(failure) => failure.rank,
+            _ => None,
+        }
+    }
+
     /// Whether the engine (or the group) can still be used after this error.
     pub fn is_recoverable(&self) -> bool {
-        !matches!(self, Error::ShutDown | Error::Failed(_) | Error::Forked)
+        !matches!(self, Error::ShutDown | Error::PeerLeft(_) | Error::Failed(_) | Error::Forked)
     }
 }
 
@@ -97,7 +145,8 @@ impl std::error::Error for Failure {}
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::ShutDown => f.write_str("the engine has been shut down; start a new one to go on"),
+            Error::ShutDown => f.write_str("Farandole has been shut down by this rank; call init again to go on"),
+            Error::PeerLeft(left) => left.fmt(f),
             Error::UnknownGroup(group) => write!(f, "there is no group {group}"),
             Error::ForeignGroup(group) => write!(f, "this rank is not a member of group {group}"),
             Error::ExistingGroup(group) => write!(f, "a group of exactly these ranks exists already: group {group}"),

@@ -73,7 +73,7 @@ pub use config::Config;
 pub use direct::{Communicator, DirectSettings, SharedBuffer};
 pub use driver::OnStall;
 pub use engine::{Engine, Hooks};
-pub use error::{Error, Failure, Result};
+pub use error::{Error, Failure, PeerLeft, Result};
 pub use exec::device::OpenDevice;
 pub use group::StallNotice;
 pub use status_reporter::Stacks;

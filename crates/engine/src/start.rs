@@ -2,7 +2,7 @@
 
 use crate::abort::AbortHandle;
 use crate::affinity;
-use crate::config::Config;
+use crate::config::{Config, DevicePlaneChoice};
 use crate::connector::Connector;
 use crate::driver::{Driver, OnStall};
 use crate::driver_lock::DriverLock;
@@ -28,7 +28,7 @@ use farandole_plan::{GroupId, Rank, stall};
 use farandole_trace::{Identity, Recorder};
 use farandole_transport::shm::ForkGuard;
 use farandole_transport::{Mesh, Waiter};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::Duration;
 
 /// Where ranks share memory, an allreduce of this size takes longer to be copied into the fusion buffer and out of it
@@ -63,6 +63,7 @@ impl Engine {
         let added = join_planes(&hooks.planes, GroupId::WORLD, &mesh, &waiter).map_err(not_started)?;
         let mut accelerators = accelerators(hooks.devices.as_ref(), hooks.nccl.as_ref(), &waiter);
         accelerators.device = accelerators.device.map(|plane| plane.watching(config.ranks_per_gpu));
+        let not_mapped = why_not_mapped(&config, &mesh, &accelerators);
         let world = Group::new(settings, mesh, record, added, accelerators);
         let tensor_table = Arc::new(TensorTable::default());
         tensor_table.add(GroupId::WORLD, ranks, Some(rank), world.device_reach());
@@ -106,9 +107,12 @@ impl Engine {
             planes,
             devices,
             nccl,
+            not_mapped,
+            not_mapped_logged: Once::new(),
             recorder,
             start,
             forming,
+            exit: OnceLock::new(),
         })
     }
 }
@@ -144,13 +148,15 @@ pub(crate) fn settings(
     host_names: &Arc<[String]>,
 ) -> Settings {
     let defaults = AgreeSettings::default();
-    // A replayed bucket that some rank has not come to must be given up before it looks like a failure.
-    let longest = if config.deadline.is_zero() { Duration::MAX } else { config.deadline / 4 };
+    // A replayed bucket that some rank has not come to must be negotiated before it looks like a failure, and before
+    // its stall is reported: only the negotiation shows who has asked for it.
+    let before_failure = if config.deadline.is_zero() { Duration::MAX } else { config.deadline / 4 };
+    let before_report = if config.stall_check_disable { Duration::MAX } else { config.stall_warning / 2 };
+    let longest = before_failure.min(before_report);
     let agree = AgreeSettings {
         threshold_bytes: config.fusion_threshold_bytes,
         alone_from_bytes: if share_a_host(ranks, host_names) { ALONE_FROM_BYTES } else { defaults.alone_from_bytes },
         patience: config.patience.min(longest),
-        patience_limit: defaults.patience_limit.min(longest),
         run_limit: defaults.run_limit.min(longest),
         replay: if config.replay == 0 { Replay::Never } else { Replay::Allowed },
         batches: if config.disable_group_fusion { BatchFusion::Apart } else { BatchFusion::WithOthers },
@@ -195,6 +201,22 @@ pub(crate) fn join_planes(
 pub(crate) fn accelerators(open: Option<&OpenDevice>, nccl: Option<&SharedLibrary>, waiter: &Waiter) -> Accelerators {
     let device = open.map(|open| DevicePlane::new(Arc::clone(open), waiter.bell()));
     Accelerators { device, nccl: nccl.map(|library| NcclPlane::new(Arc::clone(library))) }
+}
+
+/// Why ranks of this host do not map each other's device memory although they could try: one line of its first rank.
+fn why_not_mapped(config: &Config, mesh: &Mesh, accelerators: &Accelerators) -> Option<String> {
+    let is_first = mesh.topology().local_rank(mesh.me()) == 0 && mesh.topology().local_size(mesh.me()) > 1;
+    let is_wanted = accelerators.device.is_some() && config.plane != DevicePlaneChoice::Staged;
+    let is_refused = is_wanted && !config.plane.may_map(mesh.has_common_pids);
+    let instead = if accelerators.nccl.is_some() { "by NCCL" } else { "through host memory" };
+    (is_first && is_refused).then(|| {
+        format!(
+            "ranks of this host: in different PID namespaces, where CUDA may refuse to map the device memory of a peer; \
+             tensors on GPUs are reduced {instead}. Run the ranks of a host in one PID namespace (Docker: --pid=host), \
+             or set {}=own to map device memory",
+            farandole_settings::PLANE.name
+        )
+    })
 }
 
 pub(crate) fn not_started(error: farandole_transport::Error) -> Error {

@@ -281,10 +281,10 @@ impl Engine {
             Ok(name_id) => name_id,
             Err(error) => return Err(Returned::of(submission, error)),
         };
-        let name = Arc::clone(&submission.request.name);
+        let (group, name) = (submission.group, Arc::clone(&submission.request.name));
         let slot = Arc::new(Slot::new());
         let after = self.hand_over(submission, name_id, Recipient::Ticket(Arc::clone(&slot)), push);
-        Ok((Ticket { name, name_id, slot, shared: Arc::clone(&self.shared) }, after))
+        Ok((Ticket { group, name, name_id, slot, shared: Arc::clone(&self.shared) }, after))
     }
 
     /// Finds wrong use, and enters the request's name among those under way.
@@ -298,11 +298,15 @@ impl Engine {
     }
 
     /// Whether a collective on tensors in device memory is carried out there in a group: its ranks are on one host and
-    /// see each other's device memory. All ranks get the same answer.
+    /// see each other's device memory. All ranks get the same answer. The first call logs a warning if ranks of one
+    /// host could not map each other's memory.
     ///
     /// # Errors
     /// [`Error::UnknownGroup`] if there is none.
     pub fn works_on_devices(&self, group: GroupId, collective: &Collective, dtype: Dtype) -> Result<bool> {
+        if let Some(why) = &self.not_mapped {
+            self.not_mapped_logged.call_once(|| log::warn!("{why}"));
+        }
         Ok(self.shared.tensor_table.device_reach(group)?.plane(collective, dtype).is_some())
     }
 
@@ -321,6 +325,7 @@ impl Engine {
     fn hand_over(&self, submission: Submission, name_id: NameId, recipient: Recipient, push: Push) -> After {
         let Submission { group, request, input, output, ready, runs_ahead } = submission;
         let mark = Mark { name: name_id, thread: ThreadId::current(), time_ns: None };
+        self.shared.driver_lock.note_submitter(mark.thread);
         let name = Arc::clone(&request.name);
         let mut pending = Pending { name, mark, promise: Promise::new(recipient), input, output, ready, runs_ahead };
         // Whoever pushes quietly drives at once, and the driver looks at the clock anyway.

@@ -8,13 +8,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farandole_plan::GroupId;
 use farandole_trace::Event;
 use farandole_trace::clock::now_ns;
 use farandole_trace::event::NameId;
 
 use crate::command_queue::After;
 use crate::completion::Slot;
-use crate::driver_lock::Note;
+use crate::driver_lock::{Awaited, Note};
 use crate::error::{Error, Result};
 use crate::shared::Shared;
 use crate::submission::{Outcome, Returned};
@@ -25,6 +26,7 @@ pub(crate) type OutcomeSlot = Slot<std::result::Result<Outcome, Box<Returned>>>;
 /// The promise of an outcome.
 #[must_use = "a ticket that is dropped gives its result up"]
 pub struct Ticket {
+    pub(crate) group: GroupId,
     pub(crate) name: Arc<str>,
     /// The name's number in the recorder.
     pub(crate) name_id: NameId,
@@ -76,7 +78,7 @@ impl Ticket {
     pub fn is_done_within(&self, at_most: Duration) -> Result<bool> {
         self.shared.check_fork()?;
         let deadline = Instant::now().checked_add(at_most);
-        Ok(self.shared.driver_lock.wait(&*self.slot, deadline, After::Nothing, None))
+        Ok(self.shared.driver_lock.wait(self, deadline, After::Nothing, None))
     }
 
     /// Records that the calling thread has waited for this outcome since then. One record for all pieces of a wait:
@@ -111,7 +113,7 @@ impl Ticket {
     fn wait_recorded(&self, deadline: Option<Instant>, after: After) -> bool {
         let recorder = &*self.shared.recorder;
         let note = recorder.is_on().then_some(Note { name: self.name_id, recorder });
-        self.shared.driver_lock.wait(&*self.slot, deadline, after, note)
+        self.shared.driver_lock.wait(self, deadline, after, note)
     }
 
     fn take(&self) -> std::result::Result<Outcome, Box<Returned>> {
@@ -144,6 +146,20 @@ impl QuietTickets {
             }
         }
         tickets.into_iter().map(|ticket| ticket?.wait_returning()).collect()
+    }
+}
+
+impl Awaited for Ticket {
+    fn is_fulfilled(&self) -> bool {
+        self.slot.is_fulfilled()
+    }
+
+    fn sleep(&self, deadline: Option<Instant>) -> bool {
+        self.slot.sleep(deadline)
+    }
+
+    fn request(&self) -> Option<(GroupId, &Arc<str>)> {
+        Some((self.group, &self.name))
     }
 }
 

@@ -65,6 +65,6 @@ impl Engine {
         let pending = Pending { name: Arc::clone(&name), mark, promise, input, output, ready, runs_ahead: false };
         let command = Command::Transfer { group, transfer, pending };
         let _ = self.shared.driver_lock.push(command, Push::Ringing);
-        Ok(Ticket { name, name_id, slot, shared: Arc::clone(&self.shared) })
+        Ok(Ticket { group, name, name_id, slot, shared: Arc::clone(&self.shared) })
     }
 }

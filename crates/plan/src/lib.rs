@@ -34,6 +34,7 @@ mod barrier;
 mod broadcast;
 pub mod choose;
 pub mod cost;
+pub mod departure;
 pub mod device;
 mod doubling;
 pub mod fuse;
@@ -62,6 +63,7 @@ mod window;
 mod wire;
 
 pub use algorithm::{Algorithm, Tuning};
+pub use departure::{Exit, RankDeparture, RankProgress};
 pub use request::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape};
 pub use schedule::{Arrival, Buffer, Results, Schedule, Span, Step};
 pub use topology::Topology;

@@ -10,7 +10,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use crate::departure::RankDeparture;
 use crate::item::{Item, Placement};
 use crate::request::{Batch, Collective, Device, Dtype, Rank, ReduceOp, Request};
 use crate::wire::{Reader, put_f64, put_i32, put_str, put_u64, put_u64s};
@@ -22,6 +24,8 @@ pub struct Announcement {
     pub request: Request,
     /// How many buckets had finished on this rank when the request was made: it cannot depend on any later one.
     pub seen: u64,
+    /// How long ago it was made, in whole microseconds: more than none where a replay has ended without it.
+    pub waited: Duration,
 }
 
 /// An agreed item on its way to the members.
@@ -71,19 +75,15 @@ pub enum Message {
         /// Hash of the cycle.
         hash: u64,
     },
-    /// Member to coordinator: something does not fit.
-    Break {
-        /// The round whose replay is to end.
-        round: u32,
-    },
-    /// Coordinator to all: enter no more buckets and answer.
+    /// Coordinator to all: a rank has stopped; enter no more buckets and answer with `Stopped`.
     Halt {
         /// The round.
         round: u32,
     },
-    /// Member to coordinator: the answer to `Halt`.
-    Halted {
-        /// The round.
+    /// Member to coordinator: this rank enters no more buckets, because something does not fit or because of a `Halt`.
+    /// Once in each round.
+    Stopped {
+        /// The round whose replay is to end.
         round: u32,
         /// Buckets that this rank has entered or is bound to enter.
         entered: u64,
@@ -98,11 +98,22 @@ pub enum Message {
         until: u64,
     },
     /// Member to coordinator: please close the group.
-    Close,
+    Close {
+        /// Why its rank leaves the job, if it does.
+        departure: Option<RankDeparture>,
+    },
+    /// Member to coordinator: the gradients that an optimizer of this rank reduces in every step, from the step on
+    /// whose requests it has just made.
+    Reduces {
+        /// The names of their requests.
+        names: Vec<Arc<str>>,
+    },
     /// Coordinator to all: the end of the agreed stream.
     Closed {
         /// Why.
         cause: Arc<str>,
+        /// The same of a rank that leaves the job.
+        departure: Option<RankDeparture>,
     },
 }
 
@@ -164,12 +175,12 @@ impl Message {
             Message::Refuse { .. } => 3,
             Message::Joined { .. } => 4,
             Message::Replay { .. } => 5,
-            Message::Break { .. } => 6,
             Message::Halt { .. } => 7,
-            Message::Halted { .. } => 8,
+            Message::Stopped { .. } => 8,
             Message::Resume { .. } => 9,
-            Message::Close => 10,
+            Message::Close { .. } => 10,
             Message::Closed { .. } => 11,
+            Message::Reduces { .. } => 12,
         }
     }
 
@@ -180,6 +191,7 @@ impl Message {
                 put_u64(into, requests.len() as u64);
                 for announcement in requests {
                     put_u64(into, announcement.seen);
+                    put_u64(into, u64::try_from(announcement.waited.as_micros()).unwrap_or(u64::MAX));
                     put_request(into, &announcement.request);
                 }
             }
@@ -202,8 +214,8 @@ impl Message {
                 put_u64(into, u64::from(*items));
                 into.extend_from_slice(&hash.to_le_bytes());
             }
-            Message::Break { round } | Message::Halt { round } => put_u64(into, u64::from(*round)),
-            Message::Halted { round, entered, completed } => {
+            Message::Halt { round } => put_u64(into, u64::from(*round)),
+            Message::Stopped { round, entered, completed } => {
                 put_u64(into, u64::from(*round));
                 put_u64(into, *entered);
                 put_u64(into, *completed);
@@ -212,8 +224,15 @@ impl Message {
                 put_u64(into, u64::from(*round));
                 put_u64(into, *until);
             }
-            Message::Close => {}
-            Message::Closed { cause } => put_str(into, cause),
+            Message::Close { departure } => put_departure(into, departure.as_ref()),
+            Message::Closed { cause, departure } => {
+                put_str(into, cause);
+                put_departure(into, departure.as_ref());
+            }
+            Message::Reduces { names } => {
+                put_u64(into, names.len() as u64);
+                names.iter().for_each(|name| put_str(into, name));
+            }
         }
     }
 
@@ -222,7 +241,9 @@ impl Message {
             1 => Message::Announce {
                 round: reader.u32("a round")?,
                 requests: reader.list("a number of requests", |reader| {
-                    Ok(Announcement { seen: reader.u64("a bucket count")?, request: read_request(reader)? })
+                    let seen = reader.u64("a bucket count")?;
+                    let waited = Duration::from_micros(reader.u64("a time")?);
+                    Ok(Announcement { seen, waited, request: read_request(reader)? })
                 })?,
             },
             2 => Message::Agreed {
@@ -241,18 +262,31 @@ impl Message {
                 items: reader.u32("a cycle length")?,
                 hash: u64::from_le_bytes(reader.take(8, "a hash")?.try_into().expect("eight bytes were taken")),
             },
-            6 => Message::Break { round: reader.u32("a round")? },
             7 => Message::Halt { round: reader.u32("a round")? },
-            8 => Message::Halted {
+            8 => Message::Stopped {
                 round: reader.u32("a round")?,
                 entered: reader.u64("a bucket count")?,
                 completed: reader.u64("a bucket count")?,
             },
             9 => Message::Resume { round: reader.u32("a round")?, until: reader.u64("a bucket count")? },
-            10 => Message::Close,
-            11 => Message::Closed { cause: reader.str("a cause")? },
+            10 => Message::Close { departure: read_departure(reader)? },
+            11 => Message::Closed { cause: reader.str("a cause")?, departure: read_departure(reader)? },
+            12 => Message::Reduces { names: reader.list("a number of names", |reader| reader.str("a name"))? },
             _ => return Err(reader.malformed("preceded by a known kind of message")),
         })
+    }
+}
+
+fn put_departure(into: &mut Vec<u8>, departure: Option<&RankDeparture>) {
+    into.push(u8::from(departure.is_some()));
+    departure.into_iter().for_each(|departure| departure.put(into));
+}
+
+fn read_departure(reader: &mut Reader<'_>) -> Result<Option<RankDeparture>, Malformed> {
+    match reader.byte("whether a rank leaves")? {
+        0 => Ok(None),
+        1 => RankDeparture::read(reader).map(Some),
+        _ => Err(reader.malformed("whether a rank leaves")),
     }
 }
 

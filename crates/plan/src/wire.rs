@@ -7,6 +7,7 @@
 //! Reading never panics and never allocates more than a constant times the bytes that are left, whatever they say.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::message::Malformed;
 
@@ -29,6 +30,11 @@ pub(crate) fn put_f64(into: &mut Vec<u8>, number: f64) {
 pub(crate) fn put_str(into: &mut Vec<u8>, text: &str) {
     put_u64(into, text.len() as u64);
     into.extend_from_slice(text.as_bytes());
+}
+
+/// In milliseconds, which is as exact as anybody reads it.
+pub(crate) fn put_time(into: &mut Vec<u8>, time: Duration) {
+    put_u64(into, u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
 }
 
 pub(crate) fn put_u64s(into: &mut Vec<u8>, numbers: &[u64]) {
@@ -117,6 +123,10 @@ impl<'a> Reader<'a> {
         let len = self.count(expected)?;
         let bytes = self.take(len, expected)?;
         std::str::from_utf8(bytes).map(Arc::from).map_err(|_| self.malformed(expected))
+    }
+
+    pub(crate) fn time(&mut self) -> Result<Duration, Malformed> {
+        self.u64("a time").map(Duration::from_millis)
     }
 
     /// A length. Every element takes at least one byte, so more than there are bytes left is a lie.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farandole_plan::item::{Item, Placement};
 use farandole_plan::message::{Agreed, Announcement, Message};
 use farandole_plan::request::Batch;
-use farandole_plan::{Collective, Device, Dtype, Rank, ReduceOp, Request};
+use farandole_plan::{Collective, Device, Dtype, Exit, Rank, RankDeparture, RankProgress, ReduceOp, Request};
 use proptest::prelude::*;
 
 fn name() -> impl Strategy<Value = Arc<str>> {
@@ -79,7 +79,10 @@ fn item() -> impl Strategy<Value = Item> {
 }
 
 fn message() -> impl Strategy<Value = Message> {
-    let announcement = (request(), any::<u64>()).prop_map(|(request, seen)| Announcement { request, seen });
+    let announcement = (request(), any::<u64>(), any::<u64>()).prop_map(|(request, seen, waited_us)| {
+        let waited = std::time::Duration::from_micros(waited_us);
+        Announcement { request, seen, waited }
+    });
     let agreed = (item(), any::<u64>()).prop_map(|(item, seen)| Agreed { item: Arc::new(item), seen });
     let g = any::<u32>;
     prop_oneof![
@@ -89,13 +92,26 @@ fn message() -> impl Strategy<Value = Message> {
         (proptest::collection::vec(name(), 0..4), name()).prop_map(|(names, reason)| Message::Refuse { names, reason }),
         g().prop_map(|last| Message::Joined { last: Rank(last) }),
         (g(), g(), any::<u64>()).prop_map(|(round, items, hash)| Message::Replay { round, items, hash }),
-        g().prop_map(|round| Message::Break { round }),
         g().prop_map(|round| Message::Halt { round }),
-        (g(), number(), number()).prop_map(|(round, entered, completed)| Message::Halted { round, entered, completed }),
+        (g(), number(), number()).prop_map(|(round, entered, completed)| Message::Stopped {
+            round,
+            entered,
+            completed
+        }),
         (g(), number()).prop_map(|(round, until)| Message::Resume { round, until }),
-        Just(Message::Close),
-        name().prop_map(|cause| Message::Closed { cause }),
+        departure().prop_map(|departure| Message::Close { departure }),
+        (name(), departure()).prop_map(|(cause, departure)| Message::Closed { cause, departure }),
+        proptest::collection::vec(name(), 0..4).prop_map(|names| Message::Reduces { names }),
     ]
+}
+
+fn departure() -> impl Strategy<Value = Option<RankDeparture>> {
+    let exit = (proptest::option::of(any::<i32>()), proptest::option::of(name()));
+    let exit = exit.prop_map(|(code, cause)| Exit { code, cause });
+    let progress = (number(), number(), number());
+    let progress = progress.prop_map(|(steps, step, collectives)| RankProgress { steps, step, collectives });
+    let made = (any::<u32>(), exit, progress);
+    proptest::option::of(made.prop_map(|(rank, exit, progress)| RankDeparture { rank: Rank(rank), exit, progress }))
 }
 
 fn encoded(message: &Message) -> Vec<u8> {

@@ -22,6 +22,7 @@ fn probe(waiting: &[(&str, &[u32])]) -> StallProbe {
         name: (*name).into(),
         since: Duration::ZERO,
         missing: missing.iter().map(|rank| Rank(*rank)).collect(),
+        ..Waiting::default()
     });
     StallProbe::open(7, report(waiting.collect(), &StallLimits::default(), &[], MINUTE).unwrap(), MINUTE)
 }
@@ -85,6 +86,37 @@ fn a_rank_that_does_not_answer_is_itself_the_finding() {
     assert!(verdict(Sight::Nothing).contains("its host is down, or the network between is cut"));
     let text = close(probe(&[("w", &[1])]), Sight::Stopped(77)).text;
     assert!(text.ends_with("Rank 1 on host1: no answer within 3.0 s; its process is stopped."), "{text}");
+}
+
+/// A parameter frozen on one rank was once told as "names differ. … Is it the same tensor?".
+#[test]
+fn a_rank_without_a_gradient_is_told_as_such_and_not_as_one_with_other_names() {
+    let wait = |name: &str, since_s, seen, asked: u32, has_run| Waiting {
+        name: name.into(),
+        since: Duration::from_secs(since_s),
+        missing: vec![Rank(1 - asked)],
+        asked: vec![Rank(asked)],
+        has_run,
+        seen,
+    };
+    // Rank 1 has begun the next step, in which rank 0 cannot join it.
+    let next = [wait("0.weight", 1, 4, 1, true), wait("2.bias", 1, 4, 1, true)];
+    let waiting = [wait("0.bias", 0, 1, 0, false)].into_iter().chain(next).collect();
+    let report = report(waiting, &StallLimits::default(), &[], MINUTE).unwrap();
+    assert!(!report.text.contains("Is it the same tensor?"), "{}", report.text);
+    let mut probe = StallProbe::open(7, report, MINUTE);
+    assert_eq!(probe.to_ask(), [Rank(1)]);
+    let finished = Some(lately("0.weight", 60.0));
+    probe.hear(
+        Rank(1),
+        7,
+        Box::new(RankStatus { finished, phase: Some(lately("optimizer step", 60.0)), ..recorded() }),
+    );
+    assert_eq!(
+        &*close(probe, Sight::Nothing).verdict,
+        "rank 1 has gone on to the next \"0.weight\" without \"0.bias\": if that is a gradient, rank 1 has none (its parameter \
+         is frozen or unused there). Rank 0 has waited for \"0.bias\" for 64 s; rank 1 last finished \"0.weight\", 60 s ago."
+    );
 }
 
 #[test]
@@ -183,7 +215,8 @@ fn whoever_is_waited_for_in_a_direct_call_and_waits_itself_is_not_missing() {
     let finding = close(probe, Sight::Nothing);
     assert_eq!(
         &*finding.verdict,
-        "rank 2 has been in phase \"validate\" for 61 s while others wait in the direct barrier."
+        "rank 2 has been in phase \"validate\" for 61 s while others wait in the direct barrier. Ranks 0, 1 and 3 have \
+         waited in the direct barrier for 64 s; rank 2 has finished no collective yet."
     );
     assert_eq!((&*finding.tensor, finding.missing, finding.first), ("direct barrier (call 5)", 1, Rank(2)));
     assert!(finding.text.contains("Missing ranks:\n2: [direct barrier (call 5)]"), "{}", finding.text);
@@ -202,20 +235,27 @@ fn what_is_known_of_a_rank_that_misses_a_direct_call_is_said() {
         close(probe, Sight::Nothing).verdict.to_string()
     };
     let groups = vec![GroupState { group: GroupId::WORLD, pending: 1, names: vec!["w".into()], running: None }];
+    let since = " Rank 0 has waited in the direct barrier for 64 s; rank 1 has finished no collective yet.";
     assert_eq!(
         verdict(RankStatus { groups, ..recorded() }),
         "rank 1 has asked for \"w\", which waits for others, and not come to the direct barrier, in which others wait: the ranks do \
          not make the same calls."
+            .to_owned()
+            + since
     );
     let direct_done = Some(lately("allreduce", 61.0));
     assert_eq!(
         verdict(RankStatus { direct_done, ..recorded() }),
         "rank 1 has not come to the direct barrier; the last such call on its record is a direct allreduce, 61 s ago."
+            .to_owned()
+            + since
     );
     assert_eq!(
         verdict(*in_call(4, 3)),
         "rank 1 has been in a direct barrier for 61 s and waits for rank 3, while others wait in the direct barrier: it is not the \
          same call."
+            .to_owned()
+            + since
     );
     let stopped = close(StallProbe::open_direct(7, Rank(0), direct_wait(&[1]), MINUTE), Sight::Stopped(77));
     assert!(stopped.verdict.starts_with("rank 1 on host1 (pid 77) is stopped"), "{}", stopped.verdict);

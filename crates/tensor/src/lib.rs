@@ -15,6 +15,7 @@
 //! - [`Region`]: memory that is lent to the engine; [`OwnedBytes`]: memory of our own.
 //! - [`Fold`]: reduces contributions; [`Finish`]: scales or averages in the same pass; [`adasum`]: adaptive summation.
 //! - [`copy_finished`]: copies a tensor into a bucket or out of it; [`cast`]: converts between float types.
+//! - [`digest`]: numbers that tell memory apart.
 //! - [`Level`]: the SIMD levels of this processor.
 //!
 //! There is no I/O and no thread, and hot paths allocate nothing. Unsafe code is in `element`, `owned`, `region` and
@@ -26,6 +27,7 @@
 
 pub mod adasum;
 pub mod cast;
+pub mod digest;
 #[allow(unsafe_code)]
 pub mod element;
 pub mod finish;

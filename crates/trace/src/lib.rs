@@ -43,7 +43,7 @@ pub use dump_notice::DumpNotice;
 pub use event::{Event, Record};
 pub use generation::GenerationView;
 pub use private_folder::{PrivateFolder, TemporaryFolder};
-pub use recent::RecentActivity;
+pub use recent::{RecentActivity, STALL_REPORT};
 pub use recorder::{DEVICE_ROW, DumpReason, Edge, Identity, PhaseGuard, Recorder};
 pub use ring_writer::RingWriter;
 pub use timeline::Cycles;

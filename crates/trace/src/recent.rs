@@ -3,12 +3,15 @@
 //! The stall report shows it for a rank that is missing. A function from a trace and a moment to values; the trace may
 //! begin anywhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::event::{Event, GroupNumber, NameId, OperationNumber, Phase, ThreadId};
 use crate::trace::Trace;
+
+/// The setting of a trace in which the last report of a stall stands.
+pub const STALL_REPORT: &str = "stall_report";
 
 /// See the module's text. Times are how long ago something was.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +26,10 @@ pub struct RecentActivity {
     pub finished: Option<(Arc<str>, Duration)>,
     /// The request that was made last.
     pub submitted: Option<(Arc<str>, Duration)>,
+    /// The oldest request that is not done: this rank waits for its result, or for other ranks to ask for it.
+    pub pending: Option<(Arc<str>, Duration)>,
+    /// Number of requests that are not done.
+    pub pending_count: usize,
     /// The direct call that is under way.
     pub direct: Option<RunningCall>,
     /// The direct call on record that was done last. Of short ones, only some are recorded.
@@ -61,6 +68,12 @@ impl RecentActivity {
             iteration: state.iteration.map(|(number, time_ns)| (number, ago(time_ns))),
             finished: state.finished.map(named),
             submitted: state.submitted.map(named),
+            pending: state
+                .pending
+                .iter()
+                .min_by_key(|(_, since_ns)| **since_ns)
+                .map(|((_, name), ns)| named((*name, *ns))),
+            pending_count: state.pending.len(),
             direct: state.direct.map(|call| RunningCall {
                 word: call.word,
                 operation: call.operation.0,
@@ -83,6 +96,9 @@ struct State {
     iteration: Option<(u64, u64)>,
     finished: Option<(NameId, u64)>,
     submitted: Option<(NameId, u64)>,
+    pending: HashMap<(GroupNumber, NameId), u64>,
+    /// Whether requests end because their group has failed: they are what the rank waited for.
+    is_aborted: bool,
     direct: Option<OpenCall>,
     direct_done: Option<(&'static str, u64)>,
 }
@@ -116,8 +132,15 @@ impl State {
             }
             Event::Iteration { number } => (self.iteration, self.program) = (Some((number, time_ns)), Some(thread)),
             Event::Epoch { number } => (self.epoch, self.program) = (Some(number), Some(thread)),
-            Event::Done { name, .. } => self.finished = Some((name, time_ns)),
-            Event::Submitted { name, .. } => self.submitted = Some((name, time_ns)),
+            Event::Done { name, group, .. } => {
+                self.finished = Some((name, time_ns));
+                self.pending.remove(&(group, name));
+            }
+            Event::Submitted { name, group, .. } => {
+                self.submitted = Some((name, time_ns));
+                self.pending.insert((group, name), time_ns);
+            }
+            Event::Failed { name, group } if !self.is_aborted => drop(self.pending.remove(&(group, name))),
             Event::Started { group: GroupNumber::DIRECT, operation, collective, .. } => {
                 self.direct = Some(OpenCall { operation, word: collective.word(), since_ns: time_ns, peer: None });
             }
@@ -134,7 +157,7 @@ impl State {
             Event::Finished { group: GroupNumber::DIRECT, .. } => {
                 self.direct_done = self.direct.take().map(|call| (call.word, time_ns)).or(self.direct_done);
             }
-            Event::Aborted { .. } => self.direct = None,
+            Event::Aborted { .. } => (self.direct, self.is_aborted) = (None, true),
             _ => {}
         }
     }
@@ -188,6 +211,7 @@ mod tests {
         assert_eq!(recent.finished, Some(("w".into(), ms(6))));
         assert_eq!(recent.submitted, Some(("v".into(), ms(5))));
         assert_eq!((recent.phase, recent.direct), (None, None));
+        assert_eq!((recent.pending, recent.pending_count), (Some(("v".into(), ms(5))), 1), "w is done");
     }
 
     #[test]

@@ -69,6 +69,12 @@ pub struct Recorder {
     /// after a wait, of several the last one counts; read by `live::Sampler`, because the record of a wait
     /// comes when it is over.
     blocked_since_ns: AtomicU64,
+    /// Marks of iterations. This and the next two are counted whether records are taken or not, and order nothing.
+    iterations: AtomicU64,
+    /// Whether iterations are marked at their ends.
+    marks_ends: AtomicBool,
+    /// Collectives that are complete.
+    collectives: AtomicU64,
     records: usize,
 }
 
@@ -120,6 +126,9 @@ impl Recorder {
             samples: AtomicBool::new(false),
             bell: OnceLock::new(),
             blocked_since_ns: AtomicU64::new(0),
+            iterations: AtomicU64::new(0),
+            marks_ends: AtomicBool::new(false),
+            collectives: AtomicU64::new(0),
             records,
         })
     }
@@ -266,11 +275,47 @@ impl Recorder {
         }
     }
 
+    /// Counts collectives of this rank that are complete.
+    #[inline]
+    pub fn count_collectives(&self, count: u64) {
+        self.collectives.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// The program's own collectives come from here on: what was needed to begin does not count.
+    pub fn begin_counting(&self) {
+        self.collectives.store(0, Ordering::Relaxed);
+    }
+
+    /// Collectives of this rank that are complete.
+    pub fn collectives(&self) -> u64 {
+        self.collectives.load(Ordering::Relaxed)
+    }
+
+    /// From now on, the mark of an iteration says that one has ended. Without this call, that one begins.
+    pub fn mark_iteration_ends(&self) {
+        self.marks_ends.store(true, Ordering::Relaxed);
+    }
+
+    /// How many iterations the program has completed, and in which one it is, counted from one; zeros where it marks
+    /// none.
+    pub fn iterations(&self) -> (u64, u64) {
+        let marked = self.iterations.load(Ordering::Relaxed);
+        let is_inside = u64::from(marked > 0 && self.marks_ends.load(Ordering::Relaxed));
+        (marked, marked + is_inside)
+    }
+
     /// Records an event of this thread, now.
     pub fn mark(&self, event: Event) {
+        self.count_iteration(&event);
         if self.is_on() {
             let record = Record { time_ns: clock::now_ns(), thread: ThreadId::current(), event };
             lock(&self.marks).write(record.to_words());
+        }
+    }
+
+    fn count_iteration(&self, event: &Event) {
+        if matches!(event, Event::Iteration { .. }) {
+            self.iterations.fetch_add(1, Ordering::Relaxed);
         }
     }
 

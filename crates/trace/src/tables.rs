@@ -232,15 +232,9 @@ mod tests {
         };
         let first = on_a_thread("prefetcher of this test");
         // A thread gives its number back when its locals are dropped, which may be a moment after it was joined.
-        let mut again = on_a_thread("prefetcher of this test");
-        for _ in 0..100 {
-            if again == first {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
-            again = on_a_thread("prefetcher of this test");
-        }
-        assert_eq!(again, first);
+        farandole_testing::wait_until("the number of the first", farandole_testing::NEVER, || {
+            on_a_thread("prefetcher of this test") == first
+        });
         assert_ne!(on_a_thread("augmenter of this test"), first);
         assert_eq!(&*thread_names()[usize::from(first.0)], "prefetcher of this test");
         let external = ThreadId::of_external("worker of this test");

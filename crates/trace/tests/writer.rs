@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole_testing::Folder;
 use farandole_trace::event::{Collective, Dtype, GroupNumber, OperationNumber};
@@ -36,12 +36,8 @@ fn live(ring: &mut RingWriter, name: &str, number: u64) {
     }
 }
 
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+fn wait_until(what: &str, holds: impl FnMut() -> bool) {
+    farandole_testing::wait_until(what, Duration::from_secs(60), holds);
 }
 
 fn is_array(path: &Path) -> bool {
@@ -119,7 +115,8 @@ fn a_kept_trace_grows_while_the_rank_runs_and_says_when_it_is_complete() {
     for number in 0..5000 {
         live(&mut ring, "second", number);
         if number % 500 == 0 {
-            std::thread::sleep(Duration::from_millis(120));
+            let so_far = 8 * (number as usize + 2);
+            wait_until("all so far is in the file", || Trace::read(&path).unwrap().records.len() == so_far);
         }
     }
     drop(writer);

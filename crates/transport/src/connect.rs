@@ -17,7 +17,7 @@ use farandole_plan::{Rank, Topology};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::awake::Countdown;
-use crate::contact::Contact;
+use crate::contact::{Contact, have_common_pids};
 use crate::descriptors::{make_room, of_mesh};
 use crate::error::{Error, Result};
 use crate::fds::{recv_fds, send_fds, wait_for};
@@ -330,6 +330,7 @@ impl Building<'_> {
         let hosts: Vec<&str> = self.contacts.iter().map(|contact| contact.host.as_str()).collect();
         let mut mesh = Mesh::new(self.me, Topology::from_host_names(&hosts), peers);
         mesh.windows = windows;
+        mesh.has_common_pids = have_common_pids(self.contacts);
         Ok(mesh)
     }
 

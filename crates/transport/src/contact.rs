@@ -6,6 +6,7 @@
 //! ```
 //! Numbers are little-endian. Decoding is total: any bytes give a contact or nothing.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use crate::identity::ProcessId;
@@ -39,6 +40,14 @@ pub fn suggested_connections() -> u16 {
 }
 
 const FORMAT: u8 = 3;
+
+/// Whether ranks of the same host are in the same PID namespace, for all hosts.
+pub(crate) fn have_common_pids(contacts: &[Contact]) -> bool {
+    let mut namespaces = HashMap::new();
+    contacts.iter().all(|contact| {
+        *namespaces.entry(&contact.host).or_insert(contact.process.namespace) == contact.process.namespace
+    })
+}
 
 impl Contact {
     /// Whether two ranks talk through sockets and memory of their common host.
@@ -138,6 +147,19 @@ mod tests {
         assert_eq!(Contact::decode(&contact.encode()), Some(contact.clone()));
         let apart = Contact { unix: None, addresses: Vec::new(), ..contact };
         assert_eq!(Contact::decode(&apart.encode()), Some(apart));
+    }
+
+    #[test]
+    fn pid_namespaces_are_compared_within_hosts() {
+        let contact = |host: &str, namespace| Contact {
+            host: host.to_owned(),
+            unix: None,
+            addresses: Vec::new(),
+            connections: 1,
+            process: ProcessId { pid: 1, namespace, start_time: 1 },
+        };
+        assert!(have_common_pids(&[contact("a", 1), contact("b", 2), contact("a", 1)]));
+        assert!(!have_common_pids(&[contact("a", 1), contact("b", 2), contact("a", 2)]));
     }
 
     proptest! {

@@ -103,7 +103,7 @@ pub(crate) fn wait_for(socket: impl AsFd, events: PollFlags, deadline: &Countdow
 mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use super::*;
 
@@ -137,9 +137,7 @@ mod tests {
     #[test]
     fn a_silent_peer_and_a_dead_one_are_errors() {
         let (one, other) = pair();
-        let began = Instant::now();
         assert!(recv_fds(&other, &mut [0; 4], &Countdown::new(Duration::from_millis(20)), || Ok(())).is_err());
-        assert!(began.elapsed() < Duration::from_secs(10));
         let interrupted = || Err(Error::Interrupted { peer: None, cause: "enough".to_owned() });
         let error = recv_fds(&other, &mut [0; 4], &soon(), interrupted).unwrap_err();
         assert_eq!(error.to_string(), "enough", "there is no use in waiting");

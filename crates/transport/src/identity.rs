@@ -38,9 +38,17 @@ pub struct ProcessId {
 impl ProcessId {
     /// The identity of this process. Reads `/proc` at each call: after `fork`, the child has another identity.
     pub fn own() -> ProcessId {
-        let pid = std::process::id();
+        ProcessId::with(std::process::id(), ProcessStat::own())
+    }
+
+    /// The identity of the process that has this pid in the PID namespace of this process.
+    pub fn of(pid: u32) -> ProcessId {
+        ProcessId::with(pid, ProcessStat::of(pid))
+    }
+
+    fn with(pid: u32, stat: Option<ProcessStat>) -> ProcessId {
         let namespace = std::fs::metadata("/proc/self/ns/pid").map(|namespace| namespace.ino());
-        match (namespace, ProcessStat::own()) {
+        match (namespace, stat) {
             (Ok(namespace), Some(stat)) => ProcessId { pid, namespace, start_time: stat.start_time },
             _ => ProcessId { pid, namespace: 0, start_time: 0 },
         }

@@ -34,6 +34,8 @@ pub struct Mesh {
     peers: Vec<Option<Peer>>,
     /// The shared memory of the ranks of this host, if there are several and they use it.
     pub windows: Option<Windows>,
+    /// Whether the ranks of each host have one PID namespace. The same on all ranks.
+    pub has_common_pids: bool,
 }
 
 impl std::fmt::Debug for Mesh {
@@ -52,7 +54,7 @@ impl Mesh {
             assert!(place.is_none() && peer.rank != me, "a mesh has one link to each peer");
             *place = Some(peer);
         }
-        Mesh { me, topology, peers: by_rank, windows: None }
+        Mesh { me, topology, peers: by_rank, windows: None, has_common_pids: true }
     }
 
     /// Lets data for the ranks of this host go through shared memory.
@@ -91,9 +93,8 @@ impl Mesh {
 
     /// Replaces control line and link of every peer, for wrappers such as [`crate::fault`].
     pub fn map_peers(self, wrap: impl FnMut(Peer) -> Peer) -> Mesh {
-        let Mesh { me, topology, peers, windows } = self;
         let mut wrap = wrap;
-        Mesh { me, topology, peers: peers.into_iter().map(|peer| peer.map(&mut wrap)).collect(), windows }
+        Mesh { peers: self.peers.into_iter().map(|peer| peer.map(&mut wrap)).collect(), ..self }
     }
 
     /// Tells all peers why this rank gives up, and who is to blame if one can be named. Peers that cannot be told any

@@ -105,11 +105,8 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let (pid, handle) = (child.id(), rustix::process::Pid::from_child(&child));
         rustix::process::kill_process(handle, rustix::process::Signal::STOP).unwrap();
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
-        while ProcessState::of(pid) != ProcessState::Stopped {
-            assert!(std::time::Instant::now() < end, "a stopped process is seen as one");
-            std::thread::sleep(std::time::Duration::from_millis(2));
-        }
+        let is_stopped = || ProcessState::of(pid) == ProcessState::Stopped;
+        farandole_testing::wait_until("a process that is stopped", farandole_testing::NEVER, is_stopped);
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(ProcessState::of(pid), ProcessState::Gone);

@@ -111,24 +111,27 @@ impl Waiter {
 
 #[cfg(test)]
 mod tests {
+    use farandole_testing::{NEVER, Sleeper};
+
     use super::*;
 
     #[test]
     fn a_ring_before_the_wait_is_not_lost() {
         let waiter = Waiter::new().unwrap();
         waiter.bell().ring();
-        assert!(waiter.wait(Duration::from_secs(5)).unwrap());
+        assert!(waiter.wait(NEVER).unwrap());
     }
 
     #[test]
     fn a_ring_from_another_thread_wakes() {
         let waiter = Waiter::new().unwrap();
         let bell = waiter.bell();
+        let this = Sleeper::this_thread();
         let ringer = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(20));
+            this.wait_until_asleep();
             bell.ring();
         });
-        assert!(waiter.wait(Duration::from_secs(5)).unwrap());
+        assert!(waiter.wait(NEVER).unwrap());
         ringer.join().unwrap();
     }
 
@@ -145,7 +148,7 @@ mod tests {
         waiter.watch(&other).unwrap();
         while waiter.wait(Duration::ZERO).unwrap() {}
         rustix::io::write(&one, b"x").unwrap();
-        assert!(waiter.wait(Duration::from_secs(5)).unwrap());
+        assert!(waiter.wait(NEVER).unwrap());
         waiter.unwatch(&other).unwrap();
         rustix::io::write(&one, b"x").unwrap();
         assert!(!waiter.wait(Duration::from_millis(5)).unwrap());
@@ -156,7 +159,7 @@ mod tests {
         let waiter = Waiter::new().unwrap();
         for _ in 0..3 {
             waiter.bell().ring();
-            assert!(waiter.wait(Duration::from_secs(5)).unwrap());
+            assert!(waiter.wait(NEVER).unwrap());
             assert!(!waiter.wait(Duration::ZERO).unwrap());
         }
     }

@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole_plan::Rank;
 use farandole_transport::fault::{At, Fault, FaultAction, Faults};
@@ -280,10 +280,8 @@ fn a_delay_costs_its_time_and_nothing_else() {
     let fault =
         Fault { rank: Rank(1), at: At::Operation { operation: 2, event: 1 }, action: FaultAction::Delay(delay) };
     let faults = Faults::new([fault]);
-    let began = Instant::now();
-    let outcomes = outcomes(3, &faults);
+    let outcomes = farandole_testing::at_least(delay, || outcomes(3, &faults));
     assert!(faults.has_struck() && outcomes.iter().all(Result::is_ok), "{outcomes:?}");
-    assert!((delay..Duration::from_secs(20)).contains(&began.elapsed()));
 }
 
 #[test]

@@ -421,7 +421,6 @@ fn fold(reduction: Reduction, one: &[u8], other: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
 
     use farandole_plan::Dtype;
 
@@ -440,9 +439,9 @@ mod tests {
     }
 
     fn until(what: &str, mut holds: impl FnMut() -> bool) {
-        let began = Instant::now();
+        let deadline = farandole_testing::Deadline::after(DEADLINE);
         while !holds() {
-            assert!(began.elapsed() < DEADLINE, "{what}");
+            deadline.check(what);
         }
     }
 

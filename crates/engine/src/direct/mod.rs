@@ -30,10 +30,10 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::algorithm::{Algorithm, Tuning};
 use farandole_plan::plane::{Movement, Plane, Site};
-use farandole_plan::{Dtype, GroupId, Rank, Schedule, Topology};
+use farandole_plan::{Dtype, Exit, GroupId, Rank, RankDeparture, Schedule, Topology};
 use farandole_trace::Recorder;
 use farandole_transport::shm::ForkGuard;
-use farandole_transport::{AwakeClock, Mesh, Progress, Waiter};
+use farandole_transport::{AwakeClock, Countdown, Mesh, Progress, Waiter};
 
 use crate::abort::{AbortCause, AbortHandle};
 use crate::connector::Connector;
@@ -47,6 +47,7 @@ use crate::record::call::CallRecord;
 use crate::wait_limits::{WaitLimits, tell_again};
 use choice::Chooser;
 use descriptor::{Descriptor, Kind};
+use goodbye::Goodbye;
 use stall_hook::StallHook;
 
 pub(crate) use choice::MAX_TEXT_BYTES;
@@ -118,8 +119,10 @@ pub struct Communicator {
     /// Where it is told that a call waits too long.
     stall_hook: Option<StallHook>,
     wait_limits: WaitLimits,
-    /// The last operation of each peer that has said goodbye.
-    left_after: Vec<Option<u64>>,
+    /// What each peer that has left has said.
+    goodbyes: Vec<Option<Goodbye>>,
+    /// How this rank leaves the job.
+    exit: Exit,
     /// Tells the communicators of this process apart.
     id: u64,
     /// Shared buffers that were made; the same on all ranks.
@@ -133,7 +136,7 @@ impl Communicator {
     pub fn new(mesh: Mesh, waiter: Waiter, settings: DirectSettings) -> Result<Communicator> {
         let backoff = Backoff::of_calls(mesh.topology().local_size(mesh.me()), mesh.size());
         let chooser = Chooser::new(&mesh, &settings, None);
-        let left_after = vec![None; mesh.size()];
+        let goodbyes = vec![None; mesh.size()];
         let fork = ForkGuard::new().map_err(|error| failed(None, None, &error.to_string()))?;
         let abort = AbortHandle::new(waiter.bell());
         Ok(Communicator {
@@ -152,7 +155,8 @@ impl Communicator {
             record: CallRecord::default(),
             stall_hook: None,
             wait_limits: WaitLimits { timeout: settings.deadline, ..WaitLimits::default() },
-            left_after,
+            goodbyes,
+            exit: Exit::default(),
             id: COMMUNICATORS.fetch_add(1, Ordering::Relaxed),
             buffers_made: 0,
             reads_peers: None,
@@ -194,6 +198,11 @@ impl Communicator {
         self.abort.clone()
     }
 
+    /// Has the peers told how this process ends, when the communicator is dropped.
+    pub fn leave(&mut self, exit: Exit) {
+        self.exit = exit;
+    }
+
     /// Records what this communicator does.
     pub fn record_with(&mut self, recorder: &Arc<Recorder>) {
         self.record.record_with(recorder, self.mesh.size() as u32);
@@ -224,7 +233,7 @@ impl Communicator {
         if !self.fork.is_owner() {
             return Err(Error::Forked);
         }
-        if let Some(AbortCause { peer, cause }) = self.abort.aborted().cloned() {
+        if let Some(AbortCause { peer, cause, .. }) = self.abort.aborted().cloned() {
             return Err(self.end(peer, None, cause));
         }
         self.operation += 1;
@@ -360,18 +369,26 @@ impl Communicator {
     /// A peer that leaves in good order has said after which operation. If that is this one or a later one, all that we
     /// need of it has been sent, and its silence means nothing.
     fn listen(&mut self) -> farandole_transport::Result<()> {
+        self.listen_to(|_| true)
+    }
+
+    /// The same of some peers.
+    fn listen_to(&mut self, is_heard: impl Fn(Rank) -> bool) -> farandole_transport::Result<()> {
         use farandole_transport::Error as Cause;
-        for peer in self.mesh.peers_mut() {
-            let left_after = &mut self.left_after[peer.rank.index()];
-            while left_after.is_none() {
+        let me = self.mesh.me();
+        for peer in self.mesh.peers_mut().filter(|peer| is_heard(peer.rank)) {
+            let goodbye = &mut self.goodbyes[peer.rank.index()];
+            while goodbye.is_none() {
                 match peer.control.recv()? {
-                    Some(message) => *left_after = Some(goodbye::decode(peer.rank, &message)?),
+                    Some(message) => *goodbye = Some(Goodbye::decode(peer.rank, &message)?),
                     None => break,
                 }
             }
-            if let Some(last) = left_after.filter(|last| *last < self.operation) {
-                let how = format!("it left the job after its operation {last}, this is operation {}", self.operation);
-                return Err(Cause::PeerGone { peer: peer.rank, how });
+            if let Some(Goodbye { departure, .. }) =
+                goodbye.as_ref().filter(|left| left.last_operation < self.operation)
+            {
+                let cause = departure.missed_by(me, self.record.progress());
+                return Err(Cause::PeerAborted { peer: peer.rank, blamed: Some(departure.rank), cause });
             }
         }
         Ok(())
@@ -383,6 +400,7 @@ impl Communicator {
         if let Some(abort) = self.abort.aborted().cloned() {
             return self.fail_aborted(descriptor, began, abort);
         }
+        let error = self.departure_behind(error);
         let error = self.mesh.first_cause(error, &self.waiter, CAUSE_PATIENCE);
         // Finding the cause may have taken a while.
         if let Some(abort) = self.abort.aborted().cloned() {
@@ -404,10 +422,30 @@ impl Communicator {
         self.end(rank, began, what)
     }
 
+    /// A peer that leaves in order says so on its control line and then closes its links, whose end may be seen first.
+    fn departure_behind(&mut self, error: farandole_transport::Error) -> farandole_transport::Error {
+        use farandole_transport::Error as Cause;
+        let Cause::PeerGone { peer: gone, .. } = error else { return error };
+        let deadline = Countdown::new(CAUSE_PATIENCE);
+        loop {
+            match self.listen_to(|peer| peer == gone) {
+                Ok(()) if !deadline.is_over() => {}
+                Err(word @ Cause::PeerAborted { .. }) => return word,
+                _ => return error,
+            }
+            if self.waiter.wait(deadline.left()).is_err() {
+                return error;
+            }
+        }
+    }
+
     /// The abort handle has rung while an operation is under way.
     fn fail_aborted(&mut self, descriptor: Descriptor, began: Option<Instant>, abort: AbortCause) -> Error {
-        let AbortCause { peer, cause } = abort;
-        let what = format!("{cause}, in {} on rank {}", Descriptor::describe(descriptor.word()), self.mesh.me());
+        let AbortCause { peer, cause, is_complete } = abort;
+        let what = match is_complete {
+            true => cause,
+            false => format!("{cause}, in {} on rank {}", Descriptor::describe(descriptor.word()), self.mesh.me()),
+        };
         self.end(peer, began, what)
     }
 
@@ -432,7 +470,9 @@ impl Drop for Communicator {
         if let Some(abort) = self.abort.aborted() {
             return self.mesh.abort(abort.peer, &abort.cause);
         }
-        let message = goodbye::encode(self.operation);
+        let departure =
+            RankDeparture { rank: self.mesh.me(), exit: self.exit.clone(), progress: self.record.progress() };
+        let message = Goodbye { last_operation: self.operation, departure }.encode();
         for peer in self.mesh.peers_mut() {
             // A peer that cannot be told any more has left itself.
             let _ = peer.control.send(&message).and_then(|()| peer.control.flush());

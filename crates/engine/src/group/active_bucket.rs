@@ -248,6 +248,7 @@ impl Group {
             self.record.caches(&device.hits(), turn.now);
         }
         self.record.finished(&bucket, self.done.iter().map(|(pending, _)| pending), turn.now);
+        self.record.count_collectives(self.done.len() as u64);
         self.member.finished(bucket.operation, turn.now);
         turn.tensor_table.leave(self.settings.id, self.done.iter().map(|(pending, _)| &pending.name));
         // One at a time: if the owner of a tensor that nobody waits for panics as it is dropped, the others are still

@@ -50,7 +50,10 @@ impl Group {
                 (in_words(&error, rank, &self.settings.hosts), rank)
             }
             GroupError::Stalled(text) => return self.failure(text, None, now),
-            GroupError::Aborted(AbortCause { peer, cause }) => (cause, peer),
+            GroupError::Aborted(AbortCause { peer, cause, is_complete: true }) => {
+                return self.failure(cause, peer, now);
+            }
+            GroupError::Aborted(AbortCause { peer, cause, .. }) => (cause, peer),
             GroupError::Panicked(text) => (text, Some(self.settings.ranks[self.here.me.index()])),
         };
         let under_way = self.under_way(now);

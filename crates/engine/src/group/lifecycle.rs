@@ -8,12 +8,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use farandole_plan::Rank;
+use farandole_plan::{Rank, RankDeparture};
 use farandole_transport::{ProcessId, ProcessState, Progress};
 
 use super::control::SAYS_GOODBYE;
 use super::{Group, State, TurnInput};
-use crate::error::Error;
+use crate::error::{Error, PeerLeft};
 use crate::pending::Pending;
 
 /// How long a rank that wants to leave waits for the others to agree. What has been agreed before still runs, so this
@@ -57,12 +57,13 @@ pub(super) enum Leaving {
 }
 
 impl Group {
-    /// Wants to leave in good order.
-    pub(crate) fn close(&mut self, now: Duration) {
+    /// Wants to leave in good order; `departure` says why, if this rank leaves the job.
+    pub(crate) fn close(&mut self, departure: Option<RankDeparture>, now: Duration) {
         if self.state == State::Open {
             self.state = State::Closing(now);
             self.leaving = Leaving::Wanted;
-            self.ask_to_leave(now);
+            self.departure = departure;
+            self.ask_to_leave();
         }
     }
 
@@ -70,7 +71,7 @@ impl Group {
     pub(super) fn go_on_leaving(&mut self, turn: &TurnInput<'_>) -> bool {
         match self.leaving {
             Leaving::No | Leaving::Asked => false,
-            Leaving::Wanted => self.ask_to_leave(turn.now),
+            Leaving::Wanted => self.ask_to_leave(),
             Leaving::Agreed => {
                 let is_idle = self.transfers.is_idle() && !self.trails();
                 if is_idle {
@@ -81,12 +82,12 @@ impl Group {
         }
     }
 
-    fn ask_to_leave(&mut self, now: Duration) -> bool {
+    fn ask_to_leave(&mut self) -> bool {
         // What a device computes for others is still to come.
         let all_received = self.transfers.all_received() && self.computing.is_empty() && !self.trails();
         if all_received {
             self.leaving = Leaving::Asked;
-            self.member.close(now);
+            self.member.close(self.departure.take());
         }
         all_received
     }
@@ -126,8 +127,10 @@ impl Group {
         for (pending, explanation) in refused {
             self.record.failed(&pending, turn.now);
             let error = match self.state {
-                State::Open => Error::Refused { name: Arc::clone(&pending.name), explanation },
-                _ => Error::ShutDown,
+                State::Open if !self.member.is_closed() => {
+                    Error::Refused { name: Arc::clone(&pending.name), explanation }
+                }
+                _ => self.end_error(),
             };
             pending.fail(error);
         }
@@ -135,16 +138,27 @@ impl Group {
 
     pub(super) fn say_goodbye(&mut self, turn: &TurnInput<'_>) {
         self.state = State::Ended(turn.now + LINGER);
-        turn.tensor_table.end(self.id(), &Error::ShutDown);
+        let error = self.end_error();
+        turn.tensor_table.end(self.id(), &error);
         for pending in self.table.take_all().chain(self.computing.take_all()) {
-            pending.fail(Error::ShutDown);
+            pending.fail(error.clone());
         }
-        self.transfers.fail_all(&Error::ShutDown);
+        self.transfers.fail_all(&error);
         for peer in self.mesh.peers_mut() {
             // A peer that cannot be told has left already.
             self.left[peer.rank.index()] |= peer.control.send(&[SAYS_GOODBYE]).is_err();
         }
         self.unflushed = true;
+    }
+
+    /// Why a group that ended in order carries out nothing more: another rank has left the job, or this one.
+    pub(super) fn end_error(&self) -> Error {
+        let me = self.settings.ranks[self.here.me.index()];
+        let Some(departure) = self.member.departure().filter(|departure| departure.rank != me) else {
+            return Error::ShutDown;
+        };
+        let left_by = || Arc::new(PeerLeft::new(departure.clone(), me, Arc::clone(self.record.recorder())));
+        Error::PeerLeft(Arc::clone(self.left_by.get_or_init(left_by)))
     }
 
     /// After the end: lets the last words out and waits for those of the peers.
@@ -267,8 +281,9 @@ impl Group {
         }
         // Mostly the peers have not heard of the failure yet, unless this rank has heard of it from them.
         self.release_withheld(turn.now);
-        self.fail_requests(error, turn.now);
         self.record.group_error(&error.to_string(), turn.now);
+        self.fail_requests(error, turn.now);
+        self.record.all_failed();
         self.linger();
         if let Some(nccl) = nccl {
             nccl.give_up();

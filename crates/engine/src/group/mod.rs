@@ -17,6 +17,7 @@ mod lifecycle;
 mod stalls;
 mod transfers;
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,13 +27,13 @@ use farandole_plan::choose::{AlgorithmLimits, Choices, Hierarchical};
 use farandole_plan::plane::{DeviceReach, Plane};
 use farandole_plan::stall::{self};
 use farandole_plan::table::Table as Measured;
-use farandole_plan::{GroupId, Rank, Request};
+use farandole_plan::{GroupId, Rank, RankDeparture, Request};
 use farandole_trace::event::NameId;
 use farandole_transport::{Error as TransportError, Mesh, Progress};
 
 use crate::bucket::GroupRank;
 use crate::config::DevicePlaneChoice;
-use crate::error::Error;
+use crate::error::{Error, PeerLeft};
 use crate::exec::device::DevicePlane;
 use crate::exec::fusion_buffer::FusionBuffer;
 use crate::exec::nccl::NcclPlane;
@@ -123,6 +124,10 @@ pub(crate) struct Group {
     transfers: Transfers,
     state: State,
     leaving: Leaving,
+    /// Why this rank leaves the job, if it does.
+    departure: Option<RankDeparture>,
+    /// The rank that has closed the group by leaving the job, if it is another one.
+    left_by: OnceCell<Arc<PeerLeft>>,
     /// Peers that have said goodbye or are gone.
     left: Vec<bool>,
     /// Peers that were reported lost.
@@ -168,8 +173,9 @@ impl Group {
         let member = Member::new(here.me, here.size, settings.agree.clone());
         let limits = AlgorithmLimits { hierarchical: settings.hierarchical, ..AlgorithmLimits::default() };
         let choices = Choices::new(settings.table.clone(), mesh.topology(), limits);
-        let maps = device.is_some() && shares_memory(&mesh) && here.size <= farandole_device::MAX_RANKS;
-        let maps_on_hosts = device.is_some() && maps_on_hosts(&mesh);
+        let may_map = device.is_some() && settings.device_plane.may_map(mesh.has_common_pids);
+        let maps = may_map && shares_memory(&mesh) && here.size <= farandole_device::MAX_RANKS;
+        let maps_on_hosts = may_map && maps_on_hosts(&mesh);
         let has_nccl = device.is_some() && nccl.is_some() && here.size > 1;
         let device_reach = settings.device_plane.reach(maps, maps_on_hosts, has_nccl);
         let (kept_bytes, slice_bytes) = (settings.fusion_limit_bytes, settings.slice_bytes);
@@ -194,6 +200,8 @@ impl Group {
             transfers,
             state: State::Open,
             leaving: Leaving::No,
+            departure: None,
+            left_by: OnceCell::new(),
             left: vec![false; here.size],
             lost: vec![false; here.size],
             withheld: Withheld::default(),
@@ -219,7 +227,7 @@ impl Group {
     /// Takes a request in.
     pub(crate) fn submit(&mut self, request: Request, pending: Pending, turn: &TurnInput<'_>) {
         if let State::Ended(_) = self.state {
-            let error = turn.tensor_table.ended(self.id()).unwrap_or(Error::ShutDown);
+            let error = turn.tensor_table.ended(self.id()).unwrap_or_else(|| self.end_error());
             return pending.fail(error);
         }
         let runs_ahead = pending.runs_ahead && self.lets_run_ahead(&request);
@@ -268,6 +276,13 @@ impl Group {
         Err(TransportError::Deadline { peer, waiting_for, waited }.into())
     }
 
+    /// No request is submitted before this one is done. One that a device still computes may come.
+    pub(crate) fn awaits(&mut self, name: &str) {
+        if self.computing.is_empty() {
+            self.member.awaits(name);
+        }
+    }
+
     /// Tells the agreement of a request whose data are there, or will be when a device comes to it.
     fn enter(&mut self, request: Request, pending: Pending, turn: &TurnInput<'_>) {
         self.record.submitted(&request, &pending, turn.now);
@@ -276,16 +291,24 @@ impl Group {
             Err(Refusal { reason }) => {
                 turn.tensor_table.leave(self.id(), std::iter::once(&pending.name));
                 self.record.failed(&pending, turn.now);
-                let name = Arc::clone(&pending.name);
-                pending.fail(Error::Refused { name, explanation: reason });
+                let error = match self.member.is_closed() {
+                    true => self.end_error(),
+                    false => Error::Refused { name: Arc::clone(&pending.name), explanation: reason },
+                };
+                pending.fail(error);
             }
         }
+    }
+
+    /// An optimizer of this rank reduces gradients of these names in every step.
+    pub(crate) fn reduces(&mut self, names: Vec<Arc<str>>) {
+        self.member.reduces(names);
     }
 
     /// Takes a send or a receive in.
     pub(crate) fn begin_transfer(&mut self, transfer: Transfer, pending: Pending, tensor_table: &TensorTable) {
         match self.state {
-            State::Ended(_) => pending.fail(tensor_table.ended(self.id()).unwrap_or(Error::ShutDown)),
+            State::Ended(_) => pending.fail(tensor_table.ended(self.id()).unwrap_or_else(|| self.end_error())),
             State::Open | State::Closing(_) => self.transfers.begin(transfer, pending),
         }
     }

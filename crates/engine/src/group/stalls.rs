@@ -37,6 +37,9 @@ const COORDINATOR: Rank = Rank(0);
 /// others the cause alone: a thousand copies would hide everything else in a common log.
 const ALL_PRINT_UP_TO: usize = 8;
 
+/// A request is looked at this long after the warning time has passed: whatever has waited longer is reported.
+const JUST_AFTER: Duration = Duration::from_millis(1);
+
 /// What a group knows about its stalls.
 #[derive(Debug, Default)]
 pub(super) struct Stalls {
@@ -97,6 +100,10 @@ impl Group {
         self.next_stall_check = turn.now + check_interval(&limits);
         let Some(report) = self.member.stalled(&limits, turn.now) else {
             self.forget_what_goes_on(turn.now);
+            if let Some(since) = self.member.waits_since() {
+                let due = since.saturating_add(limits.warn_after).saturating_add(JUST_AFTER);
+                self.next_stall_check = self.next_stall_check.min(due);
+            }
             return Ok(());
         };
         let (shut_down, text) = (report.shut_down, report.text.clone());
@@ -127,8 +134,9 @@ impl Group {
         Ok(())
     }
 
-    /// Tells of the running bucket, if it has not moved for too long. All ranks have asked for it, so somebody is
-    /// stopped, or cut off, or has no processor; unless the user has set a limit, the bucket waits on.
+    /// Tells of the running bucket, if it has not moved for too long. A replayed bucket that a rank has not asked for
+    /// was broken off long before (`start::settings`), so a rank is stopped, or cut off, or has no processor; unless
+    /// the user has set a limit, the bucket waits on.
     fn watch_running(&mut self, turn: &TurnInput<'_>) {
         let (Some(limits), Some(active)) = (self.settings.stall, &mut self.active) else { return };
         let still = turn.now.saturating_sub(active.moved);
@@ -147,7 +155,12 @@ impl Group {
             still.as_secs_f64(),
             seen(sight)
         );
-        let text = format!("{verdict}\nAll ranks have asked for it. It goes on when that rank does.");
+        let known = match self.member.all_have_asked() {
+            true => "All ranks have asked for it. It continues when that rank does.",
+            // The ranks were told to negotiate, long enough ago, and one of them has not answered.
+            false => "Whether all ranks have asked for it is not known: one does not answer.",
+        };
+        let text = format!("Stall: {verdict}\n{known}");
         let finding = StallFinding { tensor, missing: 1, first, verdict: verdict.into(), text: text.into() };
         self.record.stalled(&finding.tensor, 1, first, turn.now);
         self.tell(finding, turn);
@@ -340,7 +353,7 @@ impl Group {
         if !coordinates {
             self.record.stalled(&finding.tensor, finding.missing as usize, finding.first, turn.now);
         }
-        self.record.stall_told();
+        self.record.stall_told(&finding.text);
         let whole = coordinates || self.here.size <= ALL_PRINT_UP_TO;
         (turn.on_stall)(&StallNotice { group: self.id(), finding, whole });
     }

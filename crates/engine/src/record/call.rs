@@ -7,10 +7,12 @@
 
 use std::sync::Arc;
 
+use farandole_plan::RankProgress;
 use farandole_trace::clock::now_ns;
 use farandole_trace::event::{Collective, Dtype, GroupNumber, OperationNumber};
 use farandole_trace::{DumpReason, Event, Recorder, RingWriter};
 
+use super::progress;
 use crate::direct::descriptor::Descriptor;
 use crate::exec::step_trace::StepTrace;
 
@@ -120,8 +122,16 @@ impl CallRecord {
         }
     }
 
+    /// How far this rank is, by what it has recorded.
+    pub(crate) fn progress(&self) -> RankProgress {
+        self.writer.as_ref().map_or(RankProgress::default(), |writer| progress(writer.recorder()))
+    }
+
     /// The call under way is over.
     pub(crate) fn finished(&mut self) {
+        if let Some(writer) = &self.writer {
+            writer.recorder().count_collectives(1);
+        }
         if let Some(operation) = self.running.take() {
             self.write(now_ns(), Event::Finished { group: GroupNumber::DIRECT, operation });
         }

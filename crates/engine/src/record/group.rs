@@ -158,6 +158,16 @@ impl GroupRecord {
         }
     }
 
+    /// Collectives of this rank are complete.
+    pub(crate) fn count_collectives(&self, count: u64) {
+        self.writer.recorder().count_collectives(count);
+    }
+
+    /// Where it writes.
+    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
+        self.writer.recorder()
+    }
+
     /// A moment as it is recorded.
     pub(crate) fn at(&self, now: Duration) -> u64 {
         self.start_ns + self.slept_ns + now.as_nanos() as u64

@@ -12,8 +12,14 @@ pub(crate) mod group;
 mod rare;
 mod turn_length;
 
-use farandole_plan::{Collective, Dtype, ReduceOp};
-use farandole_trace::event;
+use farandole_plan::{Collective, Dtype, RankProgress, ReduceOp};
+use farandole_trace::{Recorder, event};
+
+/// How far a rank is, by what it has recorded.
+pub(crate) fn progress(recorder: &Recorder) -> RankProgress {
+    let (steps, step) = recorder.iterations();
+    RankProgress { steps, step, collectives: recorder.collectives() }
+}
 
 /// A collective in the words of `trace`.
 pub(crate) fn collective(collective: &Collective) -> event::Collective {

@@ -5,7 +5,7 @@ use crate::pending::Pending;
 use farandole_plan::Rank;
 use farandole_plan::message::Announcement;
 use farandole_trace::event::OperationNumber;
-use farandole_trace::{DumpReason, Event};
+use farandole_trace::{DumpReason, Event, STALL_REPORT};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,15 +47,20 @@ impl GroupRecord {
     }
 
     /// This rank was told what a stall comes to.
-    pub(crate) fn stall_told(&self) {
+    pub(crate) fn stall_told(&self, report: &str) {
+        self.writer.recorder().note_setting(STALL_REPORT, report);
         self.writer.recorder().request_dump(DumpReason::Stall);
     }
 
-    /// The group has ended with an error.
+    /// The group ends with an error. Its requests fail after that: readers see by the order what it waited for.
     pub(crate) fn group_error(&mut self, cause: &str, now: Duration) {
         self.spell_out();
         let name = self.writer.recorder().intern(&cause.into(), &[]);
         self.writer.write(self.at(now), Event::Aborted { name });
+    }
+
+    /// All requests of a group that has ended with an error have failed.
+    pub(crate) fn all_failed(&self) {
         self.writer.recorder().request_dump(DumpReason::Abort);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole_device::pretend::{DeviceFaults, Pretend};
 use farandole_engine::connector::Connector;
@@ -76,12 +76,8 @@ const MANY_POLLS: usize = 200;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn wait_until(what: &str, mut is_there: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_there() {
-        assert!(begun.elapsed() < LIMIT, "{what}");
-        std::thread::sleep(Duration::from_micros(50));
-    }
+fn wait_until(what: &str, is_there: impl FnMut() -> bool) {
+    farandole_testing::wait_until(what, LIMIT, is_there);
 }
 
 /// Rank 0 works for the device of ranks 0 and 1, and is late: its fold, which stores to memory of rank 1, waits for

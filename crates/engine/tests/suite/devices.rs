@@ -4,19 +4,23 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole_device::Error as DeviceError;
 use farandole_device::pretend::{Call as DeviceCall, DeviceFaults, Pretend};
 use farandole_engine::{Config, Engine, Error, Outcome, Submission, wait_all};
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
 use farandole_tensor::{OwnedBytes, Region};
+use farandole_testing::{Deadline, wait_until};
 
 use crate::harness::pretend_device::{
     contents, held_as_singles, hooks_with, moved, moved_to_private_memory, when_there, widened,
 };
 use crate::harness::reference::{Call, Inputs, Solved};
 use crate::harness::{Transport, config, meetings, ranks, ranks_with, run_hooked, sum};
+
+/// Only a hang takes longer.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const OPS: [ReduceOp; 5] = [ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 
@@ -253,17 +257,10 @@ fn devices_that_wait_for_a_lost_rank_are_let_go() {
         // Both are told, as by the launcher.
         engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
         if engine.rank() == Rank(1) {
-            let begun = Instant::now();
-            while !is_let_go.load(Ordering::Acquire) && begun.elapsed() < Duration::from_secs(10) {
-                std::thread::sleep(Duration::from_micros(20));
-            }
+            wait_until("the other device to be let go", PATIENCE, || is_let_go.load(Ordering::Acquire));
             never.set(0, 1);
         }
-        let begun = Instant::now();
-        while !after.has_happened().unwrap() {
-            assert!(begun.elapsed() < Duration::from_secs(10), "the device is let go");
-            std::thread::sleep(Duration::from_micros(20));
-        }
+        wait_until("the device to be let go", PATIENCE, || after.has_happened().unwrap());
         is_let_go.store(true, Ordering::Release);
         let failure = engine.failure().expect("the engine has failed before devices are let go").to_string();
         assert!(failure.contains("rank 1 was killed"), "{failure}");
@@ -294,11 +291,7 @@ fn a_queued_bucket_that_stands_still_ends_the_group() {
         }
         let outcome = engine.run(tensor).unwrap();
         assert!(outcome.after.is_some());
-        let begun = Instant::now();
-        while engine.failure().is_none() {
-            assert!(begun.elapsed() < Duration::from_secs(10), "the engine notices");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("the engine to notice", PATIENCE, || engine.failure().is_some());
         never.set(0, 1);
         drop(when_there(outcome));
         engine.failure().unwrap().to_string()
@@ -354,7 +347,7 @@ fn faults_of_a_device_are_named_on_all_ranks() {
 
 /// An outcome when its result is there, or why the engine has failed.
 pub(crate) fn there_or_failed(engine: &Engine, outcome: Outcome) -> Result<Outcome, Error> {
-    let begun = Instant::now();
+    let (deadline, found_out) = (Deadline::after(PATIENCE), Deadline::after(Duration::from_secs(6)));
     // The other rank may have left.
     let failure = || engine.failure().filter(|error| matches!(error, Error::Failed(_)));
     while let Some(after) = &outcome.after {
@@ -364,14 +357,14 @@ pub(crate) fn there_or_failed(engine: &Engine, outcome: Outcome) -> Result<Outco
         match after.has_happened() {
             Ok(true) => break,
             Ok(false) => {
-                assert!(begun.elapsed() < Duration::from_secs(30), "a queued bucket ends, well or not");
+                deadline.check("the end of a queued bucket, well or not");
             }
             // A device that has failed computes nothing more, and the engine finds out why; unless it has seen the
             // event before: then the result is there, and the next bucket finds out.
-            Err(_) if begun.elapsed() > Duration::from_secs(6) => break,
+            Err(_) if found_out.is_over() => break,
             Err(_) => {}
         }
-        std::thread::sleep(Duration::from_micros(20));
+        deadline.pause("the end of a queued bucket");
     }
     failure().map_or(Ok(outcome), Err)
 }

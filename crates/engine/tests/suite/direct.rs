@@ -11,6 +11,7 @@ use farandole_engine::{Communicator, DirectSettings};
 use farandole_plan::algorithm::Algorithm;
 use farandole_plan::{Dtype, Rank, ReduceOp};
 use farandole_tensor::{Finish, verifiable};
+use farandole_testing::lapse;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -255,7 +256,7 @@ fn a_rank_that_leaves_is_named_to_the_others() {
             Some(communicator.allreduce(&mut vec![1f32; 100_000], ReduceOp::Sum).unwrap_err().to_string())
         });
         for error in errors.into_iter().flatten() {
-            assert!(error.contains("rank 1 is gone"), "{error}");
+            assert!(error.contains("rank 1 left the job"), "{error}");
         }
     }
 }
@@ -282,7 +283,7 @@ fn a_rank_that_is_late_is_waited_for_unless_the_user_has_set_a_limit() {
     for medium in media() {
         ranks(2, medium, DirectSettings::default(), |mut communicator| {
             if communicator.rank() == Rank(1) {
-                std::thread::sleep(Duration::from_millis(700));
+                lapse("rank 1, which is late", Duration::from_millis(700));
             }
             communicator.barrier().unwrap();
         });

@@ -9,6 +9,7 @@ use farandole_engine::connector::Medium;
 use farandole_engine::{Communicator, DirectSettings, Error, Result};
 use farandole_plan::algorithm::Algorithm;
 use farandole_plan::{Dtype, Rank, ReduceOp};
+use farandole_testing::lapse;
 use farandole_transport::frame::Checksum;
 use farandole_transport::memory::MemoryOptions;
 use farandole_transport::stream::FrameOptions;
@@ -100,7 +101,7 @@ fn play(run: &Run, communicator: &mut Communicator, what: What) -> Result<()> {
     let rounds = if run.must_fail() { 1000 } else { run.size + 2 };
     for round in 0..rounds {
         if communicator.rank().index() == round % run.size {
-            std::thread::sleep(Duration::from_millis(2 << (round / (2 * run.size)).min(7)));
+            lapse("a rank that is late", Duration::from_millis(2 << (round / (2 * run.size)).min(7)));
         }
         communicator.barrier()?;
     }

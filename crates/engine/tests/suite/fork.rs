@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code, clippy::unwrap_used, missing_docs)]
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::harness::{Transport, ranks, sum};
 use farandole_engine::connector::{Medium, ThreadWorld};
@@ -22,21 +22,12 @@ fn in_child(body: impl FnOnce() -> i32) -> i32 {
         // SAFETY: ends this process at once.
         unsafe { libc::_exit(code) };
     }
-    let deadline = Instant::now() + Duration::from_secs(20);
     let mut status = 0;
-    loop {
-        // SAFETY: `child` is a child of this process that nobody else waits for, and `status` is valid for writing.
-        let ended = unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) };
-        if ended == child {
-            return if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -libc::WTERMSIG(status) };
-        }
-        if Instant::now() > deadline {
-            // SAFETY: the child has not been waited for, so this is its number still.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-            panic!("the child hangs");
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    // SAFETY: `child` is a child of this process that nobody else waits for, and `status` is valid for writing.
+    let mut ended = || unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == child;
+    // A child that hangs ends with this process: the runner kills its group.
+    farandole_testing::wait_until("the end of a child", Duration::from_secs(60), &mut ended);
+    if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -libc::WTERMSIG(status) }
 }
 
 #[test]
@@ -103,7 +94,7 @@ fn a_child_can_drop_its_parents_listener_and_closes_its_sockets() {
     let (mut zero, one) = (Some(bind()), bind());
     // In a child that was forked while the listening thread accepts, the sockets stay open; that is seldom.
     let closed = (0..20).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        farandole_testing::lapse("the listening thread", Duration::from_millis(20));
         let code = in_child(|| {
             let before = sockets();
             drop(zero.take());

@@ -20,6 +20,7 @@ mod joined;
 mod misuse;
 mod nccl;
 mod panics;
+mod patterns;
 mod planes;
 mod programs;
 mod queue;

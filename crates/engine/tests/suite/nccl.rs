@@ -3,27 +3,30 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole_device::Error as DeviceError;
 use farandole_device::pretend::{Call as Fault, DeviceFaults, NcclEnds, PretendNccl};
 use farandole_engine::config::DevicePlaneChoice;
 use farandole_engine::{Config, Engine, Error, Hooks, Outcome, Submission, wait_all};
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
+use farandole_testing::{NEVER, lapse, wait_until};
 
 use crate::devices::{calls, check_all, leave_together, there_or_failed};
 use crate::harness::pretend_device::{contents, hooks_with, hooks_with_nccl, moved, when_there};
 use crate::harness::reference::{Inputs, Solved};
 use crate::harness::{Transport, config, meetings, ranks, ranks_with, reduce, run_hooked, sum};
 
-/// What is promised for survivors, with room for a loaded machine: otherwise it would be a deadline of 20 s.
-const NAMED_WITHIN: Duration = Duration::from_secs(6);
-
-/// Streams are let go by an abort. Without one they would be when the group has given up waiting for them, after 2 s.
-const LET_GO_WITHIN: Duration = Duration::from_millis(1800);
+/// Only a hang takes longer.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn with(plane: DevicePlaneChoice) -> Config {
     Config { plane, ..config() }
+}
+
+/// Ranks are lost for another reason than a deadline.
+fn with_no_deadline() -> Config {
+    Config { deadline: NEVER, ..with(DevicePlaneChoice::Auto) }
 }
 
 /// All calls whose results NCCL gives exactly: it adds halves in half precision, so those are small numbers.
@@ -130,31 +133,39 @@ fn queue_familiar(engine: &Engine) -> Outcome {
     outcome
 }
 
-/// Streams that wait for a rank whose calls never come are let go when that rank is lost: by an abort, after the engine
-/// has said why.
-#[test]
-fn streams_that_wait_for_a_lost_rank_are_let_go() {
-    let libraries = [PretendNccl::default(), PretendNccl::default().stuck_after(2)];
-    let lent = libraries.clone();
-    let hooks = move |rank: usize| hooks_with_nccl(rank, lent[rank].clone());
-    run_hooked(meetings(2, Transport::Nccl), with(DevicePlaneChoice::Auto), hooks, |engine| {
-        let outcome = queue_familiar(&engine);
-        let after = outcome.after.clone().unwrap();
-        if engine.rank() == Rank(1) {
-            std::thread::sleep(Duration::from_millis(50));
-            assert!(!after.has_happened().unwrap());
-            engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
-        }
-        let began = Instant::now();
-        while !after.has_happened().unwrap() {
-            assert!(began.elapsed() < LET_GO_WITHIN, "the stream is let go");
-            std::thread::sleep(Duration::from_micros(20));
-        }
-        let failure = engine.failure().expect("the engine has failed before streams are let go").to_string();
-        assert!(failure.contains("rank 1 was killed"), "{failure}");
-    });
-    check_ends(&libraries, "a death of a rank that others' streams wait for");
-    assert_eq!(libraries[0].ends().aborted, 1);
+mod timings {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Streams are let go by an abort, in milliseconds. Without one they would be when the group has given up waiting
+    /// for them, after 2 s.
+    const LET_GO_WITHIN: Duration = Duration::from_millis(1800);
+
+    /// Streams that wait for a rank whose calls never come are let go when that rank is lost: by an abort, after the
+    /// engine has said why.
+    #[test]
+    fn streams_that_wait_for_a_lost_rank_are_let_go() {
+        let libraries = [PretendNccl::default(), PretendNccl::default().stuck_after(2)];
+        let lent = libraries.clone();
+        let hooks = move |rank: usize| hooks_with_nccl(rank, lent[rank].clone());
+        run_hooked(meetings(2, Transport::Nccl), with(DevicePlaneChoice::Auto), hooks, |engine| {
+            let outcome = queue_familiar(&engine);
+            let after = outcome.after.clone().unwrap();
+            if engine.rank() == Rank(1) {
+                lapse("the stream, which must stand still", Duration::from_millis(50));
+                assert!(!after.has_happened().unwrap());
+                engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+            }
+            let began = Instant::now();
+            wait_until("the stream to be let go", PATIENCE, || after.has_happened().unwrap());
+            assert!(began.elapsed() < LET_GO_WITHIN, "{:?}", began.elapsed());
+            let failure = engine.failure().expect("the engine has failed before streams are let go").to_string();
+            assert!(failure.contains("rank 1 was killed"), "{failure}");
+        });
+        check_ends(&libraries, "a death of a rank that others' streams wait for");
+        assert_eq!(libraries[0].ends().aborted, 1);
+    }
 }
 
 /// A bucket that is queued and stands still for longer than the user allows ends the group.
@@ -166,11 +177,7 @@ fn a_queued_bucket_that_stands_still_ends_the_group() {
     let config = Config { deadline: Duration::from_millis(500), ..with(DevicePlaneChoice::Auto) };
     let errors = run_hooked(meetings(2, Transport::Nccl), config, hooks, |engine| {
         let outcome = queue_familiar(&engine);
-        let began = Instant::now();
-        while engine.failure().is_none() {
-            assert!(began.elapsed() < Duration::from_secs(10), "the engine notices");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("the engine to notice", PATIENCE, || engine.failure().is_some());
         drop(when_there(outcome));
         engine.failure().unwrap().to_string()
     });
@@ -187,18 +194,14 @@ fn what_nccl_notices_of_a_queued_bucket_ends_the_group() {
         let libraries = [PretendNccl::default().failing_after(2), PretendNccl::default().stuck_after(2)];
         let lent = libraries.clone();
         let hooks = move |rank: usize| hooks_with_nccl(rank, lent[rank].clone());
-        let ended = run_hooked(meetings(2, Transport::Nccl), with(DevicePlaneChoice::Auto), hooks, move |engine| {
+        let ended = run_hooked(meetings(2, Transport::Nccl), with_no_deadline(), hooks, move |engine| {
             let outcome = queue_familiar(&engine);
             if is_killed && engine.rank() == Rank(1) {
                 // NCCL has noticed by then, and nobody was told yet.
-                std::thread::sleep(Duration::from_millis(100));
+                lapse("rank 1, whose end NCCL notices first", Duration::from_millis(100));
                 engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
             }
-            let began = Instant::now();
-            while engine.failure().is_none() {
-                assert!(began.elapsed() < NAMED_WITHIN, "the engine notices");
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            wait_until("the engine to notice", PATIENCE, || engine.failure().is_some());
             drop(when_there(outcome));
             engine.failure().unwrap().to_string()
         });
@@ -366,41 +369,34 @@ fn communicators_of_ranks_that_leave_in_order_are_ended_in_order() {
 fn a_device_that_never_comes_ends_at_the_deadline() {
     let libraries = [PretendNccl::default(), PretendNccl::default().stuck_after(2)];
     let lent = libraries.clone();
-    let began = Instant::now();
     let ended = run_until_failure(move |rank| hooks_with_nccl(rank, lent[rank].clone()), 4);
     assert!(ended.iter().all(|error| error.as_deref().is_some_and(|error| error.contains("t2"))), "{ended:?}");
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     check_ends(&libraries, "a deadline");
     assert_eq!(libraries[0].ends().aborted, 1);
 }
 
-/// A rank dies while the others' devices wait for it in the middle of a collective: they end with its name, soon.
+/// A rank dies while the others' devices wait for it in the middle of a collective: they end with its name.
 #[test]
-fn a_rank_that_dies_in_the_middle_is_named_soon() {
+fn a_rank_that_dies_in_the_middle_is_named_without_a_deadline() {
     for size in [2, 4] {
         let stuck = PretendNccl::default().stuck_after(1);
         let libraries: Vec<PretendNccl> =
             (0..size).map(|rank| if rank == 1 { stuck.clone() } else { PretendNccl::default() }).collect();
         let lent = libraries.clone();
         let hooks = move |rank: usize| hooks_with_nccl(rank, lent[rank].clone());
-        let ended = run_hooked(meetings(size, Transport::Nccl), with(DevicePlaneChoice::Auto), hooks, |engine| {
+        let ended = run_hooked(meetings(size, Transport::Nccl), with_no_deadline(), hooks, |engine| {
             engine.run(moved(&engine, sum("first", vec![1f32; 1000]))).unwrap();
             let ticket = engine.submit(moved(&engine, sum("gradient", vec![1f32; 100_000]))).unwrap();
             if engine.rank() == Rank(1) {
-                // Until it hangs in its device.
-                std::thread::sleep(Duration::from_millis(200));
+                lapse("rank 1, which hangs in its device", Duration::from_millis(200));
                 engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
             }
-            let began = Instant::now();
             match ticket.wait() {
-                Err(error @ Error::Failed(_)) => (error.to_string(), began.elapsed()),
+                Err(error @ Error::Failed(_)) => error.to_string(),
                 other => panic!("{other:?}"),
             }
         });
-        for (error, took) in &ended {
-            assert!(error.contains("rank 1 was killed"), "{ended:?}");
-            assert!(*took < NAMED_WITHIN, "{ended:?}");
-        }
+        assert!(ended.iter().all(|error| error.contains("rank 1 was killed")), "{ended:?}");
         check_ends(&libraries, "a death");
     }
 }
@@ -430,11 +426,11 @@ fn what_nccl_notices_first_is_named_by_the_engine() {
     let libraries = [PretendNccl::with(faults), PretendNccl::default()];
     let lent = libraries.clone();
     let hooks = move |rank: usize| hooks_with_nccl(rank, lent[rank].clone());
-    let ended = run_hooked(meetings(2, Transport::Nccl), with(DevicePlaneChoice::Auto), hooks, |engine| {
+    let ended = run_hooked(meetings(2, Transport::Nccl), with_no_deadline(), hooks, |engine| {
         let ticket = engine.submit(moved(&engine, sum("gradient", vec![1f32; 1000]))).unwrap();
         if engine.rank() == Rank(1) {
             // NCCL has noticed by then, and nobody was told yet.
-            std::thread::sleep(Duration::from_millis(100));
+            lapse("rank 1, whose end NCCL notices first", Duration::from_millis(100));
             engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
         }
         ticket.wait().unwrap_err().to_string()
@@ -451,13 +447,11 @@ fn a_rank_that_dies_while_ranks_join_is_named() {
         PretendNccl::with(DeviceFaults::default().at(Fault::NcclJoin, 0, DeviceFaults::remote_error())),
     ];
     let lent = libraries.clone();
-    let began = Instant::now();
     let ended = run_until_failure(move |rank| hooks_with_nccl(rank, lent[rank].clone()), 1);
     assert!(
         ended.iter().all(|error| error.as_deref().is_some_and(|error| error.contains("remote process"))),
         "{ended:?}"
     );
-    assert!(began.elapsed() < NAMED_WITHIN, "{:?}", began.elapsed());
     check_ends(&libraries, "a death while joining");
 }
 

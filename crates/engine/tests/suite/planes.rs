@@ -152,7 +152,7 @@ fn a_plane_that_is_stuck_can_be_aborted() {
         |engine| {
             let ticket = engine.submit(sum("gradient", vec![1f32; 100])).unwrap();
             if engine.rank() == Rank(0) {
-                std::thread::sleep(Duration::from_millis(50));
+                farandole_testing::lapse("the plane, which is stuck", Duration::from_millis(50));
                 engine.abort_handle().abort(Some(Rank(1)), "rank 1 was stopped".to_owned());
             }
             ticket.wait().map(drop).unwrap_err().to_string()

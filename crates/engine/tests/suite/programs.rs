@@ -20,7 +20,7 @@ use crate::harness::pretend_device;
 use crate::harness::reference;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::harness::reference::{Call, Dice, Inputs, Solved};
 use crate::harness::{Transport, direct_ranks, ranks_with, request};
@@ -28,6 +28,7 @@ use farandole_engine::config::DevicePlaneChoice;
 use farandole_engine::{Config, Engine, Outcome, Submission, wait_all};
 use farandole_plan::request::Batch;
 use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
+use farandole_testing::Deadline;
 
 /// Programs run unless told otherwise, half of them by each test, and the time after which no new one is begun.
 const PROGRAMS: u64 = 300;
@@ -264,9 +265,8 @@ fn make_calls(
         0 => wait_all(tickets).into_iter().map(Result::unwrap).collect(),
         1 => tickets.into_iter().map(|ticket| ticket.wait().unwrap()).collect(),
         _ => {
-            while !tickets.iter().all(|ticket| ticket.is_done()) {
-                std::thread::sleep(Duration::from_micros(200));
-            }
+            let all_are_done = || tickets.iter().all(|ticket| ticket.is_done());
+            farandole_testing::wait_until("all tickets", farandole_testing::NEVER, all_are_done);
             tickets.iter().map(|ticket| ticket.poll().unwrap().unwrap()).collect()
         }
     }
@@ -371,14 +371,14 @@ fn more_random_programs_give_the_same_bits_on_every_path() {
 /// The first or the second half of the programs. Says how many were run.
 fn try_programs(half: usize) -> u64 {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
-    let begun = Instant::now();
+    let time = Deadline::after(TIME);
     let programs = number("FARANDOLE_PROGRAMS");
     let (all, begin) = (programs.unwrap_or(PROGRAMS), number("FARANDOLE_PROGRAMS_SEED").unwrap_or(0));
     let halves = [begin, begin + all.div_ceil(2), begin + all];
     let (first, end) = (halves[half], halves[half + 1]);
     let (mut ran, mut directly) = (0, 0);
     for seed in first..end {
-        if programs.is_none() && begun.elapsed() > TIME {
+        if programs.is_none() && time.is_over() {
             break;
         }
         let watch = SayOnPanic(seed);
@@ -386,13 +386,12 @@ fn try_programs(half: usize) -> u64 {
         std::mem::forget(watch);
         ran += 1;
         if ran % SAY_EVERY == 0 {
-            println!("{ran} programs so far, in {:.0} s", begun.elapsed().as_secs_f64());
+            println!("{ran} programs so far");
         }
     }
     println!(
-        "{ran} programs, from seed {first} on, on {} transports, {directly} results of direct calls besides, in {:.0} s",
+        "{ran} programs, from seed {first} on, on {} transports, {directly} results of direct calls besides",
         Transport::EVERY.len(),
-        begun.elapsed().as_secs_f64()
     );
     ran
 }

@@ -65,7 +65,7 @@ fn a_single_request_wakes_the_thread_that_sleeps() {
             assert_eq!(completions.recv_timeout(SOON).unwrap().key, round);
             // Some rounds follow closely, as in a burst, and some do not.
             if round / 50 % 2 == 0 {
-                std::thread::sleep(Duration::from_micros(600));
+                farandole_testing::lapse("a program that computes", Duration::from_micros(600));
             }
         }
         queue.close();
@@ -130,7 +130,7 @@ fn requests_that_are_under_way_when_the_engine_ends_leave_their_completions() {
         queue.close();
         for _ in 0..accepted {
             let error = completions.recv_timeout(SOON).unwrap().result.unwrap_err().error;
-            assert!(matches!(error, Error::ShutDown), "{error}");
+            assert!(matches!(error, Error::ShutDown | Error::PeerLeft(_)), "{error}");
         }
         thread.join().unwrap();
         assert!(completions.recv().is_err(), "nothing comes twice");

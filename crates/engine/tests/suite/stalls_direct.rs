@@ -5,12 +5,13 @@
 
 use crate::harness;
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::harness::{Boxed, by_contacts, config, result, sum};
 use farandole_engine::{Communicator, Config, DirectSettings, Engine, Hooks, StallNotice};
 use farandole_plan::Rank;
 use farandole_plan::stall::StallFinding;
+use farandole_testing::{Deadline, lapse};
 
 /// Longer than any report takes, and far shorter than the deadline of a test.
 const LONG: Duration = Duration::from_secs(40);
@@ -57,14 +58,14 @@ fn stalling(
 }
 
 fn impatient() -> Config {
-    Config { stall_warning: Duration::from_millis(200), ..config() }
+    // Long enough for a rank that computes nothing to be given time, on a loaded machine.
+    Config { stall_warning: Duration::from_secs(1), ..config() }
 }
 
 fn await_reports(reports: &Reports) {
-    let end = Instant::now() + LONG;
+    let deadline = Deadline::after(LONG);
     while reports.lock().unwrap().iter().any(Vec::is_empty) {
-        assert!(Instant::now() < end, "not all ranks were told: {:?}", reports.lock().unwrap());
-        std::thread::sleep(Duration::from_millis(5));
+        deadline.pause(format!("word to all ranks, after {:?}", reports.lock().unwrap()));
     }
 }
 
@@ -86,8 +87,7 @@ fn every_rank_is_told_which_rank_a_direct_call_waits_for_and_what_it_does() {
             if communicator.rank() == Rank(2) {
                 let _evaluating = engine.recorder().user_phase("validate");
                 await_reports(reports);
-                // Long enough for a second one, if there were one.
-                std::thread::sleep(Duration::from_millis(400));
+                lapse("the watch, which might report again", Duration::from_millis(1500));
             }
             let mut data = vec![1f32; 1000];
             communicator.allreduce(&mut data, farandole_plan::ReduceOp::Sum).unwrap();
@@ -132,15 +132,14 @@ fn a_direct_call_here_and_a_named_request_there_are_one_report_that_names_both()
             } else {
                 let ticket = engine.submit(sum("w", vec![1i32])).unwrap();
                 await_reports(reports);
-                // Long enough for a second one, if there were one.
-                std::thread::sleep(Duration::from_millis(400));
+                lapse("the watch, which might report again", Duration::from_millis(1500));
                 communicator.barrier().unwrap();
                 ticket.wait().unwrap();
             }
         });
         let verdict = &the_finding(&reports).verdict;
         assert!(verdict.contains("direct barrier") && verdict.contains("\"w\""), "{verdict}");
-        assert!(verdict.ends_with("the ranks do not make the same calls."), "{verdict}");
+        assert!(verdict.contains(": the ranks do not make the same calls. Rank"), "{verdict}");
     }
 }
 
@@ -150,7 +149,7 @@ fn nothing_is_told_where_the_watch_is_off_and_nothing_of_calls_that_go_on() {
     for config in [off, Config { stall_warning: Duration::from_secs(20), ..impatient() }] {
         let reports = stalling(&["a", "a"], config, |communicator, _, _| {
             if communicator.rank() == Rank(1) {
-                std::thread::sleep(Duration::from_millis(700));
+                lapse("rank 1, which is late", Duration::from_millis(1500));
             }
             communicator.barrier().unwrap();
         });

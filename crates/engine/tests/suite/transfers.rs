@@ -109,7 +109,7 @@ fn small_messages_need_no_receiver_to_be_sent_and_survive_the_sender() {
                 // Waited for one by one, although nobody receives yet; then this rank leaves.
                 (0..messages).for_each(|seed| drop(send(&engine, 1, 0, numbers(seed, count)).wait().unwrap()));
             } else {
-                std::thread::sleep(Duration::from_millis(100));
+                farandole_testing::lapse("the receiver, which is late", Duration::from_millis(100));
                 (0..messages).for_each(|seed| assert_eq!(values(recv(&engine, 0, 0, count)), numbers(seed, count)));
             }
         });

@@ -5,16 +5,19 @@
 //! on its way hears of the refusal when that arrives; told earlier, it could confuse the request with its next one.)
 //!
 //! While a cycle is replayed the coordinator knows nothing and needs to know nothing; announcements that cross the
-//! start of a replay on their way are dropped, because their senders status for them when they start the replay
-//! themselves.
+//! start of a replay on their way are dropped, because their senders put these requests into the cycle themselves. When
+//! it ends, each rank says where it has stopped and announces what it still wants; the coordinator decides when it has
+//! heard all.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::gradient_sets::GradientSets;
 use super::table::{ByName, NameHasher};
 use super::{Joining, Settings, Violation};
+use crate::departure::RankDeparture;
 use crate::item::Item;
 use crate::message::{Agreed, Announcement, Message};
 use crate::request::{Batch, Collective, Rank, Request};
@@ -45,11 +48,14 @@ pub(super) struct Coordinator {
     refused_batches: ByBatch<RefusedBatch>,
     /// Agreed, not yet sent.
     ready: Vec<Agreed>,
+    /// Names that all ranks have asked for before; see [`NAMES_REMEMBERED`].
+    agreed_before: HashSet<Arc<str>, BuildHasherDefault<NameHasher>>,
+    gradient_sets: GradientSets,
     joined: Vec<bool>,
     /// The rank that joined last.
     last_joined: Option<Rank>,
-    /// The rank that has asked to close the group.
-    closing: Option<Rank>,
+    /// The rank that has asked to close the group, and why it leaves the job if it does.
+    closing: Option<(Rank, Option<RankDeparture>)>,
     out: VecDeque<(Target, Message)>,
 }
 
@@ -57,7 +63,7 @@ pub(super) struct Coordinator {
 enum Phase {
     Negotiating,
     Replaying,
-    /// Waits for answers: for each rank how many buckets it has entered and finished.
+    /// Waits until all ranks have stopped: for each that has, how many buckets it has entered and finished.
     Halting(Vec<Option<(u64, u64)>>),
     Closed,
 }
@@ -70,6 +76,9 @@ struct Entry {
     seen: u64,
     since: Duration,
 }
+
+/// How many names are remembered to explain stalls. Of a program whose names never come again, the latest are kept.
+const NAMES_REMEMBERED: usize = 1 << 16;
 
 /// A map from the name and size of a batch.
 type ByBatch<T> = HashMap<(Arc<str>, u32), T, BuildHasherDefault<NameHasher>>;
@@ -107,6 +116,8 @@ impl Coordinator {
             batches: HashMap::default(),
             refused_batches: HashMap::default(),
             ready: Vec::new(),
+            agreed_before: HashSet::default(),
+            gradient_sets: GradientSets::new(size),
             joined: vec![false; size],
             last_joined: None,
             closing: None,
@@ -123,36 +134,36 @@ impl Coordinator {
     pub(super) fn receive(&mut self, from: Rank, message: Message, now: Duration) -> Result<(), Violation> {
         match message {
             Message::Announce { round, requests } => {
-                self.check_round(from, round)?;
-                if round == self.round && self.phase == Phase::Negotiating {
-                    for announcement in requests {
-                        self.announced(from, announcement, now)?;
-                    }
+                let takes = match &self.phase {
+                    Phase::Negotiating => round == self.round,
+                    // A rank that has stopped need not wait for the others before it asks for what comes next.
+                    Phase::Halting(stopped) if stopped[from.index()].is_some() => round == self.round + 1,
+                    _ => false,
+                };
+                if takes {
+                    return requests.into_iter().try_for_each(|announcement| self.announced(from, announcement, now));
                 }
-                Ok(())
+                self.check_round(from, round)
             }
-            Message::Break { round } => {
-                self.check_round(from, round)?;
-                match self.phase {
-                    Phase::Negotiating if round == self.round => {
-                        Err(self.violation(from, "it breaks a replay that has not begun"))
-                    }
-                    Phase::Replaying if round == self.round => {
-                        self.halt();
-                        Ok(())
-                    }
-                    _ => Ok(()),
+            Message::Stopped { round, entered, completed } => {
+                if round != self.round {
+                    return Err(self.violation(from, format!("it stops round {round}, this is {}", self.round)));
                 }
-            }
-            Message::Halted { round, entered, completed } => {
-                self.check_round(from, round)?;
-                self.halted(from, entered, completed)
-            }
-            Message::Close => {
-                self.closing.get_or_insert(from);
                 if self.phase == Phase::Replaying {
                     self.halt();
                 }
+                self.stopped(from, entered, completed)
+            }
+            Message::Close { departure } => {
+                self.closing.get_or_insert((from, departure));
+                if self.phase == Phase::Replaying {
+                    self.halt();
+                }
+                Ok(())
+            }
+            Message::Reduces { names } => {
+                self.gradient_sets.declare(from, names);
+                self.refuse_lacking();
                 Ok(())
             }
             _ => Err(self.violation(from, "only rank 0 sends this message")),
@@ -173,13 +184,13 @@ impl Coordinator {
         if self.joined.iter().all(|joined| *joined) {
             self.all_joined();
         }
-        if let Some(rank) = self.closing {
+        if let Some((rank, departure)) = self.closing.clone() {
             let rank = self.world_ranks.get(rank.index()).copied().unwrap_or(rank);
             let cause = format!(
                 "Farandole has been shut down: rank {rank} has closed the group. Requests that were not ready on all \
                  ranks by then cannot run any more."
             );
-            self.out.push_back((Target::All, Message::Closed { cause: cause.into() }));
+            self.out.push_back((Target::All, Message::Closed { cause: cause.into(), departure }));
             self.phase = Phase::Closed;
         }
     }
@@ -196,7 +207,10 @@ impl Coordinator {
 
     /// Begins a replay of the last `items` items of the stream.
     pub(super) fn replay(&mut self, items: u32, hash: u64) {
-        self.forget();
+        // The members announce in the next round what does not run in this one. Nobody has joined now: while somebody
+        // has, nothing is replayed.
+        self.table.clear();
+        self.batches.clear();
         self.phase = Phase::Replaying;
         self.out.push_back((Target::All, Message::Replay { round: self.round, items, hash }));
     }
@@ -205,10 +219,14 @@ impl Coordinator {
     pub(super) fn waiting(&self) -> Vec<stall::Waiting> {
         let waiting = |(name, entry): (&Arc<str>, &Entry)| {
             let missing = |rank: &usize| entry.requests[*rank].is_none() && !self.joined[*rank];
+            let asked = |rank: &usize| entry.requests[*rank].is_some();
             stall::Waiting {
                 name: Arc::clone(name),
                 since: entry.since,
                 missing: (0..self.size).filter(missing).map(Rank::from).collect(),
+                asked: (0..self.size).filter(asked).map(Rank::from).collect(),
+                has_run: self.agreed_before.contains(name),
+                seen: entry.seen,
             }
         };
         self.table.iter().map(waiting).collect()
@@ -226,7 +244,7 @@ impl Coordinator {
     }
 
     fn announced(&mut self, from: Rank, announcement: Announcement, now: Duration) -> Result<(), Violation> {
-        let Announcement { request, seen } = announcement;
+        let Announcement { request, seen, waited } = announcement;
         if self.joined[from.index()] {
             return Err(self.violation(from, format!("it asks for {:?} after it has joined", request.name)));
         }
@@ -248,6 +266,7 @@ impl Coordinator {
             seen: 0,
             since: now,
         });
+        entry.since = entry.since.min(now.saturating_sub(waited));
         if entry.requests[from.index()].is_some() {
             return Err(self.violation(from, format!("it announces {name:?} twice")));
         }
@@ -256,6 +275,8 @@ impl Coordinator {
         entry.seen = entry.seen.max(seen);
         if self.is_complete(&name) {
             self.complete(&name);
+        } else {
+            self.refuse_if_lacking(&name);
         }
         Ok(())
     }
@@ -284,7 +305,40 @@ impl Coordinator {
         }
     }
 
+    /// Refuses what waits for a gradient that a rank does not have.
+    fn refuse_lacking(&mut self) {
+        if self.gradient_sets.are_equal() {
+            return;
+        }
+        let mut names: Vec<Arc<str>> = self.table.keys().cloned().collect();
+        names.sort();
+        names.iter().for_each(|name| self.refuse_if_lacking(name));
+    }
+
+    /// Refuses a name that waits for a gradient that a rank does not have.
+    fn refuse_if_lacking(&mut self, name: &Arc<str>) {
+        if self.gradient_sets.are_equal() {
+            return;
+        }
+        // Refusing a batch may have taken it away.
+        let Some(entry) = self.table.get(name) else { return };
+        let is_missing = |rank: &Rank| entry.requests[rank.index()].is_none() && !self.joined[rank.index()];
+        let lacking: Vec<Rank> = self.gradient_sets.lacking(name).into_iter().filter(is_missing).collect();
+        if lacking.is_empty() {
+            return;
+        }
+        let asked: Vec<Rank> = (0..self.size).filter(|rank| entry.requests[*rank].is_some()).map(Rank::from).collect();
+        let reason: Arc<str> = stall::no_gradient(&lacking, &asked, &self.world_ranks).into();
+        let Entry { requests, .. } = self.table.remove(name).expect("it was there just now");
+        self.refuse_announcers(&requests, &reason);
+        self.refuse_batches(&requests, &reason);
+    }
+
     fn agreed(&mut self, agreed: Agreed) {
+        if self.agreed_before.len() >= NAMES_REMEMBERED {
+            self.agreed_before.clear();
+        }
+        self.agreed_before.insert(Arc::clone(&agreed.item.name));
         let Some(batch) = &agreed.item.batch else {
             self.ready.push(agreed);
             return;
@@ -397,31 +451,23 @@ impl Coordinator {
         self.out.push_back((Target::All, Message::Halt { round: self.round }));
     }
 
-    fn halted(&mut self, from: Rank, entered: u64, completed: u64) -> Result<(), Violation> {
-        let Phase::Halting(answers) = &mut self.phase else {
-            return Err(self.violation(from, "it answers a halt that nobody asked for"));
+    fn stopped(&mut self, from: Rank, entered: u64, completed: u64) -> Result<(), Violation> {
+        let Phase::Halting(stopped) = &mut self.phase else {
+            return Err(self.violation(from, "it stops a replay that has not begun"));
         };
-        if answers[from.index()].replace((entered, completed)).is_some() {
-            return Err(self.violation(from, "it answers a halt twice"));
+        if stopped[from.index()].replace((entered, completed)).is_some() {
+            return Err(self.violation(from, "it stops twice"));
         }
-        let Some(answers) = answers.iter().copied().collect::<Option<Vec<_>>>() else { return Ok(()) };
-        let until = answers.iter().map(|(entered, _)| *entered).min().expect("a group has ranks");
-        if let Some(rank) = answers.iter().position(|(_, completed)| *completed > until) {
-            let completed = answers[rank].1;
+        let Some(stopped) = stopped.iter().copied().collect::<Option<Vec<_>>>() else { return Ok(()) };
+        let until = stopped.iter().map(|(entered, _)| *entered).min().expect("a group has ranks");
+        if let Some(rank) = stopped.iter().position(|(_, completed)| *completed > until) {
+            let completed = stopped[rank].1;
             let what = format!("it has finished {completed} buckets although a rank has entered only {until}");
             return Err(self.violation(Rank::from(rank), what));
         }
         self.round += 1;
         self.phase = Phase::Negotiating;
-        self.forget();
         self.out.push_back((Target::All, Message::Resume { round: self.round, until }));
         Ok(())
-    }
-
-    /// Forgets what was announced; the members announce it again in the next round. Nobody has joined now: while
-    /// somebody has, nothing is replayed.
-    fn forget(&mut self) {
-        self.table.clear();
-        self.batches.clear();
     }
 }

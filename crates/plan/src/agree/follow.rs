@@ -42,13 +42,16 @@ impl Member {
                 self.start_replay(items as usize, hash)
             }
             Message::Halt { round } => {
-                self.check_round(round)?;
-                self.halt()
+                if !(self.expects_resume && round + 1 == self.round) {
+                    self.check_round(round)?;
+                    self.halt()?;
+                }
+                Ok(())
             }
             Message::Resume { round, until } => self.resume(round, until),
-            Message::Closed { cause } => {
+            Message::Closed { cause, departure } => {
                 self.refuse_pending(&cause);
-                self.life = Life::Draining(cause);
+                (self.life, self.departure) = (Life::Draining(cause), departure);
                 Ok(())
             }
             _ => violation("only members send this message, and only to rank 0"),
@@ -56,6 +59,9 @@ impl Member {
     }
 
     fn check_round(&self, round: u32) -> Result<(), Violation> {
+        if self.expects_resume {
+            return violation("it goes on before all ranks have stopped");
+        }
         if round == self.round {
             return Ok(());
         }
@@ -174,10 +180,6 @@ impl Member {
         if cycle.hash != hash {
             return violation("its buckets differ from this rank's; are the settings the same on all ranks?");
         }
-        if self.impatient_with.take() == Some(cycle.names_hash) {
-            self.patience = (self.patience * 2).min(self.settings.patience_limit);
-            self.run_limit = (self.run_limit * 2).min(self.settings.patience_limit.max(self.settings.run_limit));
-        }
         for (item, place) in places {
             let slots = &mut self.slots;
             let slot = *self.names.entry(Arc::clone(&item.name)).or_insert_with(|| slots.insert(Default::default()));
@@ -189,35 +191,36 @@ impl Member {
         for id in self.pending_in_order() {
             self.put_in_cycle(id);
         }
-        if self.life == Life::Closing {
-            self.break_replay();
+        if matches!(self.life, Life::Closing(_)) {
+            self.stop();
         }
         Ok(())
     }
 
     fn halt(&mut self) -> Result<(), Violation> {
-        let Mode::Replaying(replaying) = &mut self.mode else {
+        if matches!(self.mode, Mode::Negotiating) {
             return violation("it halts a replay that has not begun");
-        };
-        replaying.stopped = true;
-        let (round, entered, completed) = (self.round, self.next_index, self.completed);
-        self.tell_coordinator(Message::Halted { round, entered, completed });
+        }
+        self.stop();
         Ok(())
     }
 
-    /// The replay is over: abandons the bucket that not everybody has entered, and goes back to negotiating.
+    /// The replay is over: abandons the bucket that not all ranks have entered, and goes back to negotiating, unless
+    /// this rank has done so when it stopped.
     fn resume(&mut self, round: u32, until: u64) -> Result<(), Violation> {
-        let Mode::Replaying(replaying) = &mut self.mode else {
-            return violation("it resumes a replay that has not begun");
+        if self.expects_resume {
+            if (round, until) != (self.round, self.next_index) {
+                return violation(format!("it resumes round {round} at bucket {until}, behind what has finished here"));
+            }
+            self.expects_resume = false;
+            return Ok(());
+        }
+        let Mode::Replaying(replaying @ Replaying { stopped: true, .. }) = &mut self.mode else {
+            return violation("it resumes a replay that has not stopped");
         };
         if round != self.round + 1 || !(replaying.start_index..=self.next_index).contains(&until) {
             return violation(format!("it resumes round {round} at bucket {until}"));
         }
-        let iterations = (until - replaying.start_index) / replaying.cycle.len() as u64;
-        self.repeats_needed = match iterations {
-            0..SHORT_REPLAY_ITERATIONS => (self.repeats_needed * 2).min(MOST_REPEATS_NEEDED),
-            _ => 1,
-        };
         if until < self.next_index {
             let abandoned = self.running.take_if(|running| running.replayed && running.operation.index() == until);
             let Some(running) = abandoned.filter(|_| until + 1 == self.next_index) else {
@@ -232,13 +235,19 @@ impl Member {
                 self.entries.get_mut(id.0).bound = true;
             }
         }
-        self.round = round;
         self.leave_replay();
         Ok(())
     }
 
-    fn leave_replay(&mut self) {
+    /// Negotiates from `next_index` on, in the next round.
+    pub(super) fn leave_replay(&mut self) {
         let Mode::Replaying(replaying) = std::mem::replace(&mut self.mode, Mode::Negotiating) else { return };
+        self.round += 1;
+        let iterations = (self.next_index - replaying.start_index) / replaying.cycle.len() as u64;
+        self.repeats_needed = match iterations {
+            0..SHORT_REPLAY_ITERATIONS => (self.repeats_needed * 2).min(MOST_REPEATS_NEEDED),
+            _ => 1,
+        };
         self.unannounced = self.pending_in_order();
         let cut_batches = replaying.cycle.cut_batches();
         for id in &self.unannounced {

@@ -17,6 +17,7 @@ use super::negotiation::duplicate;
 use super::replay::{Cycle, Place};
 use super::table::{ByName, Slab};
 use super::{Action, Bucket, Operation, Refusal, RequestId, Settings};
+use crate::departure::RankDeparture;
 use crate::fuse;
 use crate::message::Message;
 use crate::request::{Batch, Collective, Rank, Request};
@@ -32,6 +33,8 @@ pub struct Member {
     pub(super) round: u32,
     pub(super) mode: Mode,
     pub(super) life: Life,
+    /// Why a rank leaves the job, if that closes the group.
+    pub(super) departure: Option<RankDeparture>,
     pub(super) entries: Slab<Entry>,
     /// Numbers of `slots` by name: for each name that is in flight or in the cycle.
     pub(super) names: ByName<u32>,
@@ -48,12 +51,12 @@ pub struct Member {
     /// Buckets bound to run that have not started.
     pub(super) queue: VecDeque<Bucket>,
     pub(super) running: Option<Running>,
-    pub(super) patience: Duration,
-    pub(super) run_limit: Duration,
     /// When something last went on: a submission or the end of a bucket.
     pub(super) last_progress: Duration,
-    /// Hash of the cycle that was broken off for lack of patience, to notice that this was needless.
-    pub(super) impatient_with: Option<u64>,
+    /// The program asks for nothing more before this request is done.
+    awaited: Option<RequestId>,
+    /// Whether this rank has gone to the next round before all others have stopped.
+    pub(super) expects_resume: bool,
     /// How often a segment must have been repeated before it is replayed.
     pub(super) repeats_needed: u32,
     pub(super) actions: VecDeque<Action>,
@@ -83,7 +86,7 @@ pub(super) struct Replaying {
 pub(super) enum Life {
     Open,
     /// The user has closed it; the coordinator is to be told.
-    Closing,
+    Closing(Option<RankDeparture>),
     /// The coordinator has been told.
     CloseSent,
     /// The agreed stream has ended; what is bound still runs.
@@ -99,6 +102,7 @@ pub(super) struct Entry {
     pub(super) sequence: u64,
     /// How many buckets had finished here when it was made.
     pub(super) seen: u64,
+    pub(super) made: Duration,
     pub(super) slot: u32,
     pub(super) bound: bool,
     /// What is left of its batch, where a break has cut it in two.
@@ -146,6 +150,7 @@ impl Member {
             round: 0,
             mode: Mode::Negotiating,
             life: Life::Open,
+            departure: None,
             entries: Slab::default(),
             names: ByName::default(),
             slots: Slab::default(),
@@ -157,10 +162,9 @@ impl Member {
             completed: 0,
             queue: VecDeque::new(),
             running: None,
-            patience: settings.patience,
-            run_limit: settings.run_limit,
             last_progress: Duration::ZERO,
-            impatient_with: None,
+            awaited: None,
+            expects_resume: false,
             repeats_needed: 1,
             actions: VecDeque::new(),
             outbox: VecDeque::new(),
@@ -192,10 +196,12 @@ impl Member {
         let is_join = request.collective == Collective::Join;
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        let entry = Entry { request, sequence, seen: self.completed, slot, bound: false, cut_batch: None };
+        let seen = self.completed;
+        let entry = Entry { request, sequence, seen, made: now, slot, bound: false, cut_batch: None };
         let id = RequestId(self.entries.insert(entry));
         self.slots.get_mut(slot).in_flight = Some(id);
         self.last_progress = now;
+        self.awaited = None;
         if is_join {
             self.join = Some(id);
         }
@@ -204,6 +210,13 @@ impl Member {
             Mode::Replaying(_) => self.put_in_cycle(id),
         }
         Ok(id)
+    }
+
+    /// The program waits for this request and asks for nothing more before it is done: what the request waits for in
+    /// the cycle will not come. Forgotten when the next request comes all the same, from another thread. No effect on a
+    /// request that is done.
+    pub fn awaits(&mut self, name: &str) {
+        self.awaited = self.names.get(name).and_then(|slot| self.slots.get(*slot).in_flight);
     }
 
     /// The next message to send; never to this rank itself. Call until `None`, before waiting.
@@ -259,6 +272,11 @@ impl Member {
         }
         self.completed = operation.index() + 1;
         self.last_progress = now;
+        if matches!(&self.mode, Mode::Replaying(replaying) if replaying.stopped) {
+            // All ranks have entered it, and this one has entered no other.
+            self.expects_resume = true;
+            self.leave_replay();
+        }
     }
 
     /// When [`Member::handle_timeout`] must be called at the latest.
@@ -268,10 +286,12 @@ impl Member {
             return None;
         }
         match &self.running {
-            Some(running) if running.replayed => Some(running.since + self.run_limit),
-            Some(_) => None,
-            None if self.queue.is_empty() && replaying.cycle.waiting() > 0 => Some(self.last_progress + self.patience),
-            None => None,
+            Some(running) if running.replayed => Some(running.since + self.settings.run_limit),
+            None if self.queue.is_empty() && replaying.cycle.waiting() > 0 => {
+                let patience = if self.awaited.is_some() { Duration::ZERO } else { self.settings.patience };
+                Some(self.last_progress + patience)
+            }
+            _ => None,
         }
     }
 
@@ -283,14 +303,29 @@ impl Member {
         if let Mode::Replaying(Replaying { cycle, .. }) = &self.mode
             && (self.running.is_some() || !cycle.is_ready())
         {
-            self.impatient_with = Some(cycle.names_hash);
-            self.break_replay();
+            self.stop();
         }
     }
 
     /// Whether buckets are replayed at present, without any message.
     pub fn is_replaying(&self) -> bool {
         matches!(&self.mode, Mode::Replaying(replaying) if !replaying.stopped)
+    }
+
+    /// Whether all ranks are known to have asked for the bucket that runs. During replay a rank enters a bucket without
+    /// knowing that of the others.
+    pub fn all_have_asked(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| !running.replayed || matches!(self.mode, Mode::Negotiating))
+    }
+
+    /// Whether the agreed stream has ended, because a rank has closed the group.
+    pub fn is_closed(&self) -> bool {
+        matches!(self.life, Life::Draining(_) | Life::Closed(_))
+    }
+
+    /// Why the rank that has closed the group leaves the job, if it does.
+    pub fn departure(&self) -> Option<&RankDeparture> {
+        self.departure.as_ref()
     }
 
     /// Number of requests in flight.
@@ -308,22 +343,28 @@ impl Member {
         }
     }
 
-    /// Puts a pending request into its place in the cycle, or breaks the replay if it has none there.
+    /// Puts a pending request into its place in the cycle, or ends the replay if it has none there.
     pub(super) fn put_in_cycle(&mut self, id: RequestId) {
         let Mode::Replaying(replaying) = &mut self.mode else { return };
         let entry = self.entries.get(id.0);
         match self.slots.get(entry.slot).place {
             Some(place) if replaying.cycle.item(place).fits(self.me, &entry.request) => replaying.cycle.put(place, id),
-            _ => self.break_replay(),
+            _ => self.stop(),
         }
     }
 
-    /// Ends the replay, if there is one and this rank has not asked already.
-    pub(super) fn break_replay(&mut self) {
+    /// Enters no more buckets of the replay, if there is one, and tells the coordinator.
+    pub(super) fn stop(&mut self) {
         let Mode::Replaying(replaying) = &mut self.mode else { return };
-        if !replaying.stopped {
-            replaying.stopped = true;
-            self.tell_coordinator(Message::Break { round: self.round });
+        if std::mem::replace(&mut replaying.stopped, true) {
+            return;
+        }
+        let (round, entered, completed) = (self.round, self.next_index, self.completed);
+        self.tell_coordinator(Message::Stopped { round, entered, completed });
+        if !self.running.as_ref().is_some_and(|running| running.replayed) {
+            // What this rank has replayed is done, and so was entered by all: nothing can be abandoned here.
+            self.expects_resume = true;
+            self.leave_replay();
         }
     }
 
@@ -362,11 +403,14 @@ impl Member {
         if self.join == Some(id) {
             self.join = None;
         }
+        if self.awaited == Some(id) {
+            self.awaited = None;
+        }
     }
 
     /// Announces what is new and lets the messages between this rank and itself arrive.
     fn settle(&mut self, now: Duration) {
-        self.announce();
+        self.announce(now);
         let Some(mut coordinator) = self.coordinator.take() else { return };
         loop {
             // In this order: what this rank tells its coordinator may decide what the coordinator tells everybody.
@@ -394,7 +438,7 @@ impl Member {
                 if learned {
                     self.start_replay_if_repeated(&mut coordinator);
                 }
-                self.announce();
+                self.announce(now);
             }
         }
         self.coordinator = Some(coordinator);

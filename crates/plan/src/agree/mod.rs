@@ -13,14 +13,23 @@
 //! **Replay.** When the stream repeats itself, the coordinator says so, once. From then on every rank runs the buckets
 //! of the *cycle* in order, each as soon as its requests have been submitted here, and no message passes at all.
 //!
-//! **Break.** A rank on which something does not fit (an unknown name, other metadata, a join, a close, or no progress
-//! for longer than its *patience*) sends `Break`. The coordinator sends `Halt`; every member stops entering buckets and
-//! answers how many it has *entered*. The least of these numbers, `until`, comes back in `Resume`: every bucket before
-//! `until` has been entered by all ranks and therefore finishes on all; no bucket from `until` on can have finished
-//! anywhere, because some rank never entered it. These are *abandoned*, their requests are announced again, and the
-//! next *round* negotiates. For this to be true a replayed bucket must not finish, nor touch the caller's memory,
-//! before all ranks have entered it: buckets that could are marked [`Bucket::entry_barrier`], and the driver runs a
-//! barrier first.
+//! **Break.** A rank on which something does not fit *stops*: it enters no more buckets, and `Stopped` says how many it
+//! has *entered*. At the first `Stopped` the coordinator sends `Halt`, at which the others stop. The least of the
+//! numbers, `until`, comes back in `Resume`: every bucket before `until` has been entered by all ranks and therefore
+//! finishes on all; no bucket from `until` on can have finished anywhere, because some rank never entered it. These are
+//! *abandoned*, their requests are announced again, and the next *round* negotiates. For this to be true a replayed
+//! bucket must not finish, nor touch the caller's memory, before all ranks have entered it: buckets that could are
+//! marked [`Bucket::entry_barrier`], and the driver runs a barrier first.
+//!
+//! A rank that runs no replayed bucket when it stops has nothing to abandon: it goes to the next round at once, and its
+//! announcements follow its `Stopped`. So ranks that all come to the same change negotiate within one round trip, and
+//! within two if one of them did not notice the change.
+//!
+//! What does not fit: an unknown name, other metadata, a join, a close; or that the next bucket lacks requests which
+//! will not come. They will not come when the thread that submits waits ([`Member::awaits`]): the rank stops at once.
+//! Where no thread waits, or another one, the rank stops when the program has paused for longer than
+//! [`Settings::patience`], which never grows. What comes after a pause is not fused with what came before it when this
+//! is learned, because that has finished by then (`seen`), so a program that always pauses there loses a replay once.
 //!
 //! Buckets run one at a time: after [`Action::Run`] the next one comes only after [`Member::finished`].
 //!
@@ -36,6 +45,7 @@ use crate::request::Rank;
 
 mod coordinator;
 mod follow;
+mod gradient_sets;
 mod learn;
 mod member;
 mod negotiation;
@@ -122,13 +132,10 @@ pub struct Settings {
     pub alone_from_bytes: u64,
     /// With what the requests of a batch fuse.
     pub batches: BatchFusion,
-    /// How long a replaying rank with waiting requests may see no progress before it asks for a break. Doubles each
-    /// time such a break turns out to have been needless.
+    /// How long a replaying rank may see no progress while requests wait that no thread is known to need.
     pub patience: Duration,
-    /// Where doubling of the patience ends.
-    pub patience_limit: Duration,
-    /// How long a replayed bucket may run before the rank asks for a break, so that the coordinator, who sees
-    /// nothing during replay, learns who is missing and a stall can be explained. Doubles like the patience.
+    /// How long a replayed bucket may run before the rank stops, so that the coordinator, which sees nothing during
+    /// replay, learns who is missing and a stall can be explained.
     pub run_limit: Duration,
     /// Whether cycles are replayed.
     pub replay: Replay,
@@ -149,7 +156,6 @@ impl Default for Settings {
             batches: BatchFusion::WithOthers,
             // Longer than any pause of the scheduler, short against a training iteration.
             patience: Duration::from_millis(10),
-            patience_limit: Duration::from_secs(10),
             run_limit: Duration::from_secs(5),
             replay: Replay::Allowed,
             joining: Joining::Everything,

@@ -4,6 +4,7 @@
 
 use super::member::{COORDINATOR, Life, Member, Mode};
 use super::{Refusal, RequestId, Violation};
+use crate::departure::RankDeparture;
 use crate::message::{Announcement, Message};
 use crate::request::{Rank, Request};
 use crate::stall;
@@ -30,16 +31,31 @@ impl Member {
     }
 
     /// Closes the group on all ranks: what is already agreed still runs, everything else is refused.
-    pub fn close(&mut self, _now: Duration) {
+    /// `departure` says why this rank leaves the job, if it does.
+    pub fn close(&mut self, departure: Option<RankDeparture>) {
         if self.life == Life::Open {
-            self.life = Life::Closing;
-            self.break_replay();
+            self.life = Life::Closing(departure);
+            self.stop();
         }
     }
 
     /// Which requests wait for which ranks (known on rank 0 of the group only).
     pub fn stalled(&self, limits: &stall::StallLimits, now: Duration) -> Option<stall::Report> {
         stall::report(self.coordinator.as_ref()?.waiting(), limits, &self.settings.world_ranks, now)
+    }
+
+    /// An optimizer of this rank reduces gradients of these names in every step, from the step on whose requests have
+    /// just been made. A gradient that another rank lacks is then refused with that reason, instead of waited for.
+    pub fn reduces(&mut self, names: Vec<Arc<str>>) {
+        if !matches!(self.life, Life::Closed(_)) {
+            self.tell_coordinator(Message::Reduces { names });
+        }
+    }
+
+    /// Since when the oldest request waits for other ranks (known on rank 0 of the group only).
+    pub fn waits_since(&self) -> Option<Duration> {
+        let waiting = self.coordinator.as_ref()?.waiting();
+        waiting.iter().filter(|waiting| !waiting.missing.is_empty()).map(|waiting| waiting.since).min()
     }
 
     pub(super) fn refuse_submission(&self, request: &Request) -> Refusal {
@@ -53,7 +69,7 @@ impl Member {
         Refusal { reason: reason.into() }
     }
 
-    pub(super) fn announce(&mut self) {
+    pub(super) fn announce(&mut self, now: Duration) {
         if !matches!(self.mode, Mode::Negotiating) {
             return;
         }
@@ -62,15 +78,17 @@ impl Member {
                 let entry = self.entries.get(id.0);
                 let mut request = entry.request.clone();
                 request.batch = entry.cut_batch.clone().or(request.batch);
-                Announcement { request, seen: entry.seen }
+                let waited = Duration::from_micros(now.saturating_sub(entry.made).as_micros() as u64);
+                Announcement { request, seen: entry.seen, waited }
             };
             let requests = self.unannounced.iter().map(announcement).collect();
             self.unannounced.clear();
             self.tell_coordinator(Message::Announce { round: self.round, requests });
         }
-        if self.life == Life::Closing {
+        if let Life::Closing(departure) = &mut self.life {
+            let departure = departure.take();
             self.life = Life::CloseSent;
-            self.tell_coordinator(Message::Close);
+            self.tell_coordinator(Message::Close { departure });
         }
     }
 }

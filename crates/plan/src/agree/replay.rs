@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::RequestId;
 use super::learn::Recorded;
 use super::table::ByName;
-use crate::fuse::{self, BucketPlan, hash_bytes, hash_word};
+use crate::fuse::{self, BucketPlan, hash_word};
 use crate::item::Item;
 use crate::request::Batch;
 
@@ -53,8 +53,6 @@ pub(super) struct Cycle {
     waiting: usize,
     /// A hash of the buckets in order.
     pub(super) hash: u64,
-    /// A hash of the names in any order, to recognise the cycle when it is learned again.
-    pub(super) names_hash: u64,
 }
 
 impl Cycle {
@@ -63,14 +61,7 @@ impl Cycle {
         let items: Vec<Arc<Item>> = recorded.iter().map(|recorded| Arc::clone(&recorded.item)).collect();
         let after = dependences(recorded);
         let fused = fuse::fuse(&items, |position| after[position], limits);
-        let mut cycle = Cycle {
-            buckets: Vec::new(),
-            batches: Vec::new(),
-            position: 0,
-            waiting: 0,
-            hash: 0,
-            names_hash: items.iter().fold(0, |sum, item| sum.wrapping_add(hash_bytes(item.name.as_bytes()))),
-        };
+        let mut cycle = Cycle { buckets: Vec::new(), batches: Vec::new(), position: 0, waiting: 0, hash: 0 };
         let mut batch_numbers: ByName<u32> = ByName::default();
         let mut places = Vec::with_capacity(items.len());
         for (number, bucket) in fused.into_iter().enumerate() {

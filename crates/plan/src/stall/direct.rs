@@ -87,7 +87,8 @@ impl Meeting {
     pub(super) fn report(&self, world_ranks: &[Rank], now: Duration) -> Report {
         let mut missing: Vec<Rank> = self.missing().collect();
         missing.sort_unstable();
-        let waiting = Waiting { name: self.name(), since: self.since, missing };
+        let (name, asked) = (self.name(), self.here.clone());
+        let waiting = Waiting { name, since: self.since, missing, asked, ..Waiting::default() };
         // Whoever told of the wait has looked at its own clock, and the limit is over there.
         let limits = StallLimits { warn_after: self.wait.limit, shut_down_after: Duration::ZERO };
         let at_least = self.since.saturating_add(limits.warn_after).saturating_add(Duration::from_nanos(1));

@@ -20,15 +20,18 @@ use std::time::Duration;
 use crate::request::Rank;
 
 mod direct;
+mod lacking;
 mod probe;
 mod rank_status;
 mod words;
 
 pub use direct::DirectWait;
+pub use lacking::{Omission, UnevenGroups};
 pub use probe::{PATIENCE, Places, Sight, StallProbe, Testimony};
 pub use rank_status::{
     DirectCall, GroupState, Interpreter, Lately, MainThread, RankStatus, RunningBucket, StallFinding, ThreadStack, Word,
 };
+pub(crate) use words::no_gradient;
 
 /// When waiting becomes a stall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +50,7 @@ impl Default for StallLimits {
 }
 
 /// One request that some ranks have made and others have not.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
     /// The tensor's name.
     pub name: Arc<str>,
@@ -55,6 +58,12 @@ pub struct Waiting {
     pub since: Duration,
     /// Ranks of the group that have not announced it.
     pub missing: Vec<Rank>,
+    /// Ranks of the group that have announced it, and wait.
+    pub asked: Vec<Rank>,
+    /// Whether all ranks have asked for this name before.
+    pub has_run: bool,
+    /// How many operations had finished on a rank when it asked; of several ranks the greatest.
+    pub seen: u64,
 }
 
 /// A stall, for programs and for people.
@@ -65,10 +74,16 @@ pub struct Report {
     /// Names that wait, too, but not for so long. They are most likely part of the same stall, and not worth another
     /// report.
     pub also_waiting: Vec<Arc<str>>,
+    /// Ranks that have gone on without a request that others wait for.
+    pub omissions: Vec<Omission>,
+    /// Groups of which ranks have asked for different numbers of tensors.
+    pub uneven_groups: Vec<UnevenGroups>,
     /// Names that may have been meant to be the same: one that waits, and one that a rank missing there has asked for.
     pub near_misses: Vec<NearMiss>,
     /// Ranks that wait for each other under different names.
     pub crossings: Vec<Crossing>,
+    /// How long the first of `stalled` has waited.
+    pub waited: Duration,
     /// Whether one has waited so long that the job should end.
     pub shut_down: bool,
     /// The explanation.
@@ -124,12 +139,22 @@ pub fn report(waiting: Vec<Waiting>, limits: &StallLimits, world_ranks: &[Rank],
         }
     }
     let shut_down = by_rank.values().any(|(overdue, _)| *overdue);
-    let near_misses = near_misses(&stalled, &waiting);
-    let crossings = crossings(&stalled, &waiting);
+    let omissions = lacking::omissions(&stalled, &waiting);
+    let uneven_groups = lacking::uneven_groups(&stalled, &waiting);
+    let is_omitted = |name: &Arc<str>, rank: Rank| omissions.iter().any(|o| o.name == *name && o.rank == rank);
+    let mut near_misses = near_misses(&stalled, &waiting);
+    let is_uneven = |name: &str| {
+        let group = lacking::group_of(name);
+        group.is_some_and(|(group, _)| uneven_groups.iter().any(|uneven| &*uneven.name == group))
+    };
+    near_misses.retain(|near_miss| !is_omitted(&near_miss.name, near_miss.rank) && !is_uneven(&near_miss.name));
+    let mut crossings = crossings(&stalled, &waiting);
+    crossings.retain(|crossing| !is_omitted(&crossing.name, crossing.rank));
     let recent = waiting.iter().filter(|r| waited(r) <= limits.warn_after && !r.missing.is_empty());
     let also_waiting = recent.map(|request| Arc::clone(&request.name)).collect();
-    let text = explain(&by_rank, &near_misses, limits, world_ranks, waited(&stalled[0]));
-    Some(Report { also_waiting, near_misses, crossings, shut_down, text, stalled })
+    let waited = waited(&stalled[0]);
+    let text = explain(&by_rank, &near_misses, limits, world_ranks, waited);
+    Some(Report { also_waiting, omissions, uneven_groups, waited, near_misses, crossings, shut_down, text, stalled })
 }
 
 fn explain(
@@ -172,10 +197,11 @@ fn explain(
 /// waiting for a rank that has asked for the first.
 fn near_misses(stalled: &[Waiting], waiting: &[Waiting]) -> Vec<NearMiss> {
     let mut found = Vec::new();
-    for request in stalled {
+    for request in stalled.iter().filter(|request| !request.has_run) {
         for rank in &request.missing {
-            let asked_by_rank =
-                waiting.iter().filter(|other| !other.missing.contains(rank) && !other.missing.is_empty());
+            let asked_by_rank = waiting
+                .iter()
+                .filter(|other| !other.has_run && !other.missing.contains(rank) && !other.missing.is_empty());
             let nearest = asked_by_rank
                 .filter_map(|other| Some((unlikeness(&request.name, &other.name)?, &other.name)))
                 .min_by(|a, b| a.cmp(b));
@@ -243,7 +269,7 @@ mod tests {
 
     fn waiting(name: &str, since_s: u64, missing: &[u32]) -> Waiting {
         let missing = missing.iter().map(|rank| Rank(*rank)).collect();
-        Waiting { name: name.into(), since: Duration::from_secs(since_s), missing }
+        Waiting { name: name.into(), since: Duration::from_secs(since_s), missing, ..Waiting::default() }
     }
 
     const LIMITS: StallLimits =

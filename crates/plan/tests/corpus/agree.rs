@@ -26,7 +26,7 @@ pub(crate) fn check(bytes: &[u8]) {
             0 => drop(member.submit(request(turn / 8), now)),
             1 => member.handle_timeout(now),
             2 => finish(&mut member, &mut running, now),
-            3 if turn / 8 == 0 => member.close(now),
+            3 if turn / 8 == 0 => member.close(None),
             _ => {
                 let [from, len, behind @ ..] = rest else { return };
                 let Some((message, behind)) = behind.split_at_checked(usize::from(*len)) else { return };

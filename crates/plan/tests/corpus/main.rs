@@ -23,7 +23,9 @@ use farandole_plan::stall::{
     ThreadStack, Word,
 };
 use farandole_plan::table::{Class, Form, Measurement, Table, TableFile, Way};
-use farandole_plan::{Algorithm, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request};
+use farandole_plan::{
+    Algorithm, Collective, Device, Dtype, Exit, GroupId, Rank, RankDeparture, RankProgress, ReduceOp, Request,
+};
 use seeds::{Seed, replay};
 
 fn encoded(message: &Message) -> Vec<u8> {
@@ -34,7 +36,10 @@ fn encoded(message: &Message) -> Vec<u8> {
 }
 
 fn announce(requests: impl IntoIterator<Item = Request>) -> Message {
-    let requests = requests.into_iter().map(|request| Announcement { request, seen: 0 }).collect();
+    let requests = requests
+        .into_iter()
+        .map(|request| Announcement { request, seen: 0, waited: Duration::from_millis(300) })
+        .collect();
     Message::Announce { round: 0, requests }
 }
 
@@ -60,6 +65,11 @@ fn sum() -> Collective {
     Collective::Allreduce { op: ReduceOp::Sum, prescale: 1.0, postscale: 1.0 }
 }
 
+fn departure() -> RankDeparture {
+    let progress = RankProgress { steps: 39, step: 40, collectives: 117 };
+    RankDeparture { rank: Rank(1), exit: Exit { code: Some(-1), cause: Some("raised KeyError: 'x'".into()) }, progress }
+}
+
 #[test]
 fn messages_of_the_corpus_decode_or_are_refused() {
     let everything = Request {
@@ -78,12 +88,13 @@ fn messages_of_the_corpus_decode_or_are_refused() {
         ("refuse", Message::Refuse { names: vec!["a".into(), "b".into()], reason: "they differ".into() }),
         ("joined", Message::Joined { last: Rank(2) }),
         ("replay", Message::Replay { round: 1, items: 2, hash: u64::MAX }),
-        ("break", Message::Break { round: 300 }),
         ("halt", Message::Halt { round: 300 }),
-        ("halted", Message::Halted { round: 300, entered: 1 << 39, completed: 5 }),
+        ("stopped", Message::Stopped { round: 300, entered: 1 << 39, completed: 5 }),
         ("resume", Message::Resume { round: 301, until: 6 }),
-        ("close", Message::Close),
-        ("closed", Message::Closed { cause: "the program is done".into() }),
+        ("close", Message::Close { departure: None }),
+        ("close_of_a_rank_that_leaves", Message::Close { departure: Some(departure()) }),
+        ("closed", Message::Closed { cause: "the program is done".into(), departure: Some(departure()) }),
+        ("reduces", Message::Reduces { names: vec!["a".into(), "b".into()] }),
     ]
     .map(|(name, message)| (name, encoded(&message)))
     .into();
@@ -91,7 +102,7 @@ fn messages_of_the_corpus_decode_or_are_refused() {
         ("empty", Vec::new()),
         ("unknown_kind", vec![99, 0, 0, 0, 0]),
         ("wrong_length", vec![10, 1, 0, 0, 0]),
-        ("a_number_that_is_too_long", vec![6, 3, 0, 0, 0, 0x80, 0x80, 0x00]),
+        ("a_number_that_is_too_long", vec![7, 3, 0, 0, 0, 0x80, 0x80, 0x00]),
         ("a_list_longer_than_the_message", vec![3, 5, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]),
     ]);
     replay("message", &made, message::check);

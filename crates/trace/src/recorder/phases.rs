@@ -64,6 +64,7 @@ impl Recorder {
 
     /// Records what happens on another thread than this one, which knows of it.
     pub fn mark_on(&self, thread: ThreadId, event: Event) {
+        self.count_iteration(&event);
         if self.is_on() {
             lock(&self.marks).write(Record { time_ns: clock::now_ns(), thread, event }.to_words());
         }

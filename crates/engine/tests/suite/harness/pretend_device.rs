@@ -5,7 +5,7 @@
 //! that run ahead see their results after the event of the outcome ([`when_there`]).
 
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole_device::pretend::{CopyLog, DeviceFaults, Pretend, PretendNccl};
 use farandole_device::{Device, DeviceCopy, Uuid};
@@ -94,12 +94,9 @@ pub fn moved_in_turns(engine: &Engine, submission: Submission) -> Submission {
 /// # Panics
 /// If that takes too long.
 pub fn when_there(mut outcome: Outcome) -> Outcome {
-    let begun = Instant::now();
     if let Some(after) = outcome.after.take() {
-        while !after.has_happened().unwrap() {
-            assert!(begun.elapsed() < Duration::from_secs(30), "the result of a queued bucket comes");
-            std::thread::sleep(Duration::from_micros(20));
-        }
+        let what = "the result of a queued bucket";
+        farandole_testing::wait_until(what, Duration::from_secs(60), || after.has_happened().unwrap());
     }
     outcome
 }
