@@ -128,9 +128,10 @@ impl Launcher<'_> {
         let mut line = AgentHandle::default();
         let mut command = ssh::agent_command(&self.spec.ssh, name, program, self.spec.start_timeout);
         let started = command.process_group(0).spawn().and_then(|mut child| {
-            if let Some(mut stdin) = child.stdin.take() {
-                stdin.write_all(&self.bootstrap(host, probe_addresses).to_bytes())?;
-                child.stdin = Some(stdin);
+            if let Some(stdin) = &mut child.stdin {
+                // An error here means that ssh has exited. Its exit is reported with its last line on stderr, which
+                // names the cause, so the error itself is dropped.
+                let _ = stdin.write_all(&self.bootstrap(host, probe_addresses).to_bytes());
             }
             if let Some(stderr) = child.stderr.take() {
                 rustix::io::ioctl_fionbio(&stderr, true)?;
