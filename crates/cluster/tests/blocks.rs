@@ -6,10 +6,10 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole_cluster::blocks::{Answer, BlockContact, BlockExchange, BlockListener, BlockPeer, CurrentExchange};
-use farandole_testing::wait_until;
+use farandole_testing::{NEVER, lapse, wait_until};
 use farandole_transport::{JobId, Key};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -70,10 +70,8 @@ fn blocks_of_any_length_come_within_a_host_and_between_hosts() {
 fn whoever_does_not_serve_refuses_at_once() {
     for host in ["here", "there"] {
         let (answering, asking) = pair(host);
-        let began = Instant::now();
-        assert_eq!(asking.ask(0, b"1", 1, DEADLINE).unwrap_err().kind(), ErrorKind::ConnectionRefused);
-        assert!(asking.ask(7, b"1", 1, DEADLINE).unwrap_err().to_string().contains("where it listens"));
-        assert!(began.elapsed() < Duration::from_secs(1));
+        assert_eq!(asking.ask(0, b"1", 1, NEVER).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        assert!(asking.ask(7, b"1", 1, NEVER).unwrap_err().to_string().contains("where it listens"));
         drop(answering);
         assert!(asking.ask(0, b"1", 1, DEADLINE).is_err());
     }
@@ -85,17 +83,15 @@ fn a_rank_that_fetches_is_waited_for_and_that_is_no_time_on_the_way() {
     answering
         .serve(Arc::new(|_| {
             // Longer than a rank may be silent.
-            std::thread::sleep(Duration::from_millis(2600));
+            lapse("the rank that fetches", Duration::from_millis(2600));
             Some(Arc::new(vec![7]))
         }))
         .unwrap();
     let answer = asking.ask(0, b"slow", 1, DEADLINE).unwrap().unwrap();
     assert_eq!(answer.block, [7]);
     assert!(answer.on_its_way < Duration::from_millis(2600), "{:?}", answer.on_its_way);
-    let began = Instant::now();
     let error = asking.ask(0, b"slow", 1, Duration::from_millis(600)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
-    assert!(began.elapsed() < Duration::from_millis(2500), "patience is kept");
 }
 
 #[test]
@@ -163,9 +159,7 @@ fn a_rank_that_comes_back_is_asked_over_a_new_connection() {
     answering.serve(blocks()).unwrap();
     asking.ask(0, b"3", 3, DEADLINE).unwrap().unwrap();
     drop(answering);
-    let began = Instant::now();
-    assert!(asking.ask(0, b"3", 3, DEADLINE).is_err(), "nobody is there");
-    assert!(began.elapsed() < Duration::from_secs(2), "that is known at once");
+    assert!(asking.ask(0, b"3", 3, NEVER).is_err(), "nobody is there");
 }
 
 #[test]

@@ -135,7 +135,7 @@ fn the_end_of_a_member_is_told_to_all_others_and_is_not_the_end_of_the_job() {
     assert_eq!(members[0].notice(), None);
     // The server's end is nobody's.
     drop(host);
-    thread::sleep(Duration::from_millis(50));
+    farandole_testing::lapse("a lifeline that might mourn the server", Duration::from_millis(50));
     assert!(members.iter().all(|lifeline| lifeline.notice().is_none()));
     assert!(told.try_recv().is_err());
 }

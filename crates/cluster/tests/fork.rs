@@ -22,20 +22,12 @@ fn in_child(body: impl FnOnce()) -> i32 {
         // SAFETY: ends this process at once.
         unsafe { libc::_exit(0) };
     }
-    let deadline = Instant::now() + Duration::from_secs(20);
     let mut status = 0;
-    loop {
-        // SAFETY: `child` is a child of this process that nobody else waits for, and `status` is valid for writing.
-        if unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == child {
-            return status;
-        }
-        if Instant::now() > deadline {
-            // SAFETY: the child has not been waited for, so this is its number still.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-            panic!("the child hangs");
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    // SAFETY: `child` is a child of this process that nobody else waits for, and `status` is valid for writing.
+    let mut ended = || unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == child;
+    // A child that hangs ends with this process, which leads its group: the runner kills all of it.
+    farandole_testing::wait_until("the end of a child", Duration::from_secs(60), &mut ended);
+    status
 }
 
 #[test]

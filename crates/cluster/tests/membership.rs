@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use farandole_cluster::Error;
 use farandole_cluster::membership::{Endpoint, EndpointOptions, Generation, Limits, Loss, LossNotice, MemberId};
+use farandole_testing::{lapse, wait_until};
 use farandole_transport::{JobId, Key};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -52,7 +53,7 @@ fn options(key: &Key, medium: Medium, id: u64, limits: Limits) -> EndpointOption
 /// A member of this process, and what it is told.
 struct Member {
     endpoint: Endpoint,
-    losses: Mutex<Receiver<(LossNotice, Instant)>>,
+    losses: Mutex<Receiver<LossNotice>>,
 }
 
 impl Member {
@@ -60,12 +61,12 @@ impl Member {
         let endpoint = Endpoint::bind(options).unwrap();
         let (teller, losses) = mpsc::channel();
         endpoint.on_loss(move |notice| {
-            let _ = teller.send((notice.clone(), Instant::now()));
+            let _ = teller.send(notice.clone());
         });
         Member { endpoint, losses: Mutex::new(losses) }
     }
 
-    fn loss(&self) -> (LossNotice, Instant) {
+    fn loss(&self) -> LossNotice {
         self.losses.lock().unwrap().recv_timeout(PATIENCE).expect("a loss is noticed")
     }
 
@@ -156,14 +157,14 @@ fn candidates_are_let_in_when_there_is_room() {
         };
         let third = joiner(7);
         let first = &members[0].endpoint;
-        farandole_testing::wait_until("a candidate", PATIENCE, || first.candidates() == 1);
+        wait_until("a candidate", PATIENCE, || first.candidates() == 1);
         assert_eq!(members[1].endpoint.candidates(), 0, "only the coordinator lets anybody in");
         next_is(&[&members[0].endpoint, &members[1].endpoint], 2, &[0, 1, 7]);
         let (generation, third) = third.join().unwrap();
         assert_eq!((ids(&generation), &*generation.members[2].payload), (vec![0, 1, 7], &[7][..]));
         // The next one is a spare: it gets in when somebody leaves.
         let spare = joiner(5);
-        thread::sleep(SILENCE);
+        lapse("the spare, which might get in", SILENCE);
         assert_eq!(members[0].endpoint.candidates(), 0, "there is no room");
         members[1].endpoint.leave();
         next_is(&[&members[0].endpoint, &third], 3, &[0, 7, 5]);
@@ -225,8 +226,8 @@ fn a_member_is_confirmed_until_the_others_go_on_without_it() {
 fn a_process_that_was_stopped_is_not_confirmed_when_it_goes_on() {
     let key = Key::random().unwrap();
     let (members, processes) = start_with_processes(&key, Medium::Tcp, impatient(), &[0, 2], &[1]);
-    let stopped = processes[0].signal(Signal::STOP);
-    recover(&members, Loss::Suspected, stopped);
+    processes[0].signal(Signal::STOP);
+    recover(&members, Loss::Suspected);
     processes[0].signal(Signal::CONT);
     let words = processes[0].line("confirmed ");
     assert_eq!(words, "this rank is no longer in the job: generation 2 went on without it");
@@ -257,7 +258,7 @@ fn a_member_in_a_process_of_its_own() {
     found(&[(id, &member.endpoint)], &others);
     if std::env::var(FORKS).is_ok() {
         // Connected by now or not: a copy of this process holds all that is connected when it is made.
-        thread::sleep(SILENCE / 2);
+        lapse("the parent", SILENCE / 2);
         outlive_the_parent();
     }
     println!("\nfounded");
@@ -286,9 +287,9 @@ fn outlive_the_parent() {
         let parent = libc::getpid();
         if libc::fork() == 0 {
             while libc::getppid() == parent {
-                libc::usleep(10_000);
+                lapse("the parent", Duration::from_millis(10));
             }
-            libc::usleep(5 * SILENCE.as_micros() as u32);
+            lapse("the child, which outlives it", 5 * SILENCE);
             libc::_exit(0);
         }
     }
@@ -347,9 +348,8 @@ impl Process {
         self.line("founded");
     }
 
-    fn signal(&self, signal: Signal) -> Instant {
+    fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
-        Instant::now()
     }
 }
 
@@ -380,23 +380,22 @@ fn start_with_processes(
     let listed: Vec<(u64, &Endpoint)> = own.iter().copied().zip(members.iter().map(|m| &m.endpoint)).collect();
     let others: Vec<_> = contacts.iter().filter(|(id, _)| foreign.contains(id)).cloned().collect();
     found(&listed, &others);
-    // Connections take a round trip or two; whoever dies before that is missed by its silence.
-    thread::sleep(SILENCE / 2);
+    // Whoever dies before it is connected is missed by its silence.
+    wait_until("connections with all others", PATIENCE, || {
+        members.iter().all(|member| member.endpoint.connected() + 1 == members.len() + processes.len())
+    });
     (members, processes)
 }
 
-/// The survivors come to the boundary as soon as they hear of a loss, which must be of this kind; how long that takes
-/// from `since`.
-fn recover(members: &[Member], wanted: Loss, since: Instant) -> (Vec<Arc<Generation>>, Duration) {
+/// The survivors come to the boundary when they hear of a loss, which must be of this kind.
+fn recover(members: &[Member], wanted: Loss) -> Vec<Arc<Generation>> {
     thread::scope(|scope| {
         let come = |member: &Member| {
-            assert_eq!(member.loss().0.loss, wanted, "silence makes suspects, and the kernel's word makes certain");
-            (member.endpoint.next_generation(vec![1], soon()).unwrap(), Instant::now())
+            assert_eq!(member.loss().loss, wanted, "silence makes suspects, and the kernel's word makes certain");
+            member.endpoint.next_generation(vec![1], soon()).unwrap()
         };
         let waiting: Vec<_> = members.iter().map(|member| scope.spawn(move || come(member))).collect();
-        let done: Vec<_> = waiting.into_iter().map(|thread| thread.join().unwrap()).collect();
-        let last = done.iter().map(|(_, when)| *when).max().unwrap();
-        (done.into_iter().map(|(generation, _)| generation).collect(), last.saturating_duration_since(since))
+        waiting.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
@@ -416,13 +415,12 @@ fn survivors_of_a_killed_process_are_in_the_next_generation_at_once() {
             let key = Key::random().unwrap();
             let own: Vec<u64> = (0..4).filter(|id| *id != victim).collect();
             let (members, mut processes) = start_with_processes(&key, medium, limits(), &own, &[victim]);
-            let killed = processes[0].signal(Signal::KILL);
+            processes[0].signal(Signal::KILL);
             if matches!(medium, Medium::Tcp) {
                 reap(&mut processes[0], victim, &members);
             }
-            let (generations, took) = recover(&members, Loss::Certain, killed);
+            let generations = recover(&members, Loss::Certain);
             assert!(generations.iter().all(|generation| generation.number == 2 && ids(generation) == own));
-            println!("{medium:?}, member {victim} of 4 killed: {:.2} ms", took.as_secs_f64() * 1e3);
         }
     }
 }
@@ -432,8 +430,8 @@ fn survivors_of_a_killed_process_are_in_the_next_generation_at_once() {
 fn between_hosts_a_closed_connection_makes_a_suspect_and_a_majority_continues() {
     let key = Key::random().unwrap();
     let (members, processes) = start_with_processes(&key, Medium::Tcp, impatient(), &[0, 1], &[2]);
-    let killed = processes[0].signal(Signal::KILL);
-    let generations = recover(&members, Loss::Suspected, killed).0;
+    processes[0].signal(Signal::KILL);
+    let generations = recover(&members, Loss::Suspected);
     assert!(generations.iter().all(|generation| ids(generation) == [0, 1]));
 }
 
@@ -449,11 +447,10 @@ fn a_killed_process_whose_children_hold_its_connections_is_lost_at_once() {
         ready.join()
     });
     connecting.unwrap();
-    let killed = process.signal(Signal::KILL);
-    let (notice, noticed) = member.loss();
+    process.signal(Signal::KILL);
+    let notice = member.loss();
     // By silence it would be a suspect, long before the children end.
     assert_eq!((notice.member, notice.loss), (MemberId(0), Loss::Certain));
-    println!("noticed after {:.2} ms", noticed.saturating_duration_since(killed).as_secs_f64() * 1e3);
     assert_eq!(ids(&member.endpoint.next_generation(vec![], soon()).unwrap()), [1]);
 }
 
@@ -468,10 +465,10 @@ fn the_last_of_four_goes_on_when_all_others_are_killed() {
         if matches!(medium, Medium::Tcp) {
             processes.iter_mut().zip(0..).for_each(|(process, id)| reap(process, id, &members));
         }
-        let mut generation = recover(&members, Loss::Certain, Instant::now()).0.remove(0);
+        let mut generation = recover(&members, Loss::Certain).remove(0);
         while generation.members.len() > 1 {
             // It may have gone on before it heard of all.
-            generation = recover(&members, Loss::Certain, Instant::now()).0.remove(0);
+            generation = recover(&members, Loss::Certain).remove(0);
         }
         assert_eq!(ids(&generation), [3]);
     }
@@ -482,14 +479,9 @@ fn a_stopped_process_is_left_out_and_learns_it_when_it_goes_on() {
     for medium in [Medium::Unix, Medium::Tcp] {
         let key = Key::random().unwrap();
         let (members, processes) = start_with_processes(&key, medium, impatient(), &[0, 2], &[1]);
-        let stopped = processes[0].signal(Signal::STOP);
-        let (generations, took) = recover(&members, Loss::Suspected, stopped);
+        processes[0].signal(Signal::STOP);
+        let generations = recover(&members, Loss::Suspected);
         assert!(generations.iter().all(|generation| generation.number == 2 && ids(generation) == [0, 2]));
-        println!(
-            "{medium:?}, member 1 of 3 stopped: {:.0} ms, silence {} ms",
-            took.as_secs_f64() * 1e3,
-            SILENCE.as_millis()
-        );
         processes[0].signal(Signal::CONT);
         let words = processes[0].line("ended ");
         assert!(words.contains("evicted from generation 2: nothing was heard of it for 0.6 s"), "{words}");
@@ -501,11 +493,11 @@ fn the_second_of_two_waits_for_a_stopped_first_and_goes_on_when_that_is_killed()
     let key = Key::random().unwrap();
     let (members, processes) = start_with_processes(&key, Medium::Unix, impatient(), &[1], &[0]);
     processes[0].signal(Signal::STOP);
-    let (notice, _) = members[0].loss();
+    let notice = members[0].loss();
     assert_eq!((notice.member, notice.loss), (MemberId(0), Loss::Suspected));
     thread::scope(|scope| {
         let waiting = scope.spawn(|| members[0].endpoint.next_generation(vec![], soon()));
-        farandole_testing::wait_until("the reason", PATIENCE, || {
+        wait_until("the reason", PATIENCE, || {
             members[0].endpoint.waiting().is_some_and(|words| words.contains("too few to go on without them"))
         });
         processes[0].signal(Signal::KILL);
@@ -519,11 +511,11 @@ fn a_coordinator_that_dies_during_the_change_is_succeeded() {
     // Both die, and the second one perhaps while it coordinates.
     let (members, processes) = start_with_processes(&key, Medium::Unix, limits(), &[2, 3], &[0, 1]);
     processes[0].signal(Signal::KILL);
-    thread::sleep(Duration::from_micros(500));
-    let killed = processes[1].signal(Signal::KILL);
-    let mut generations = recover(&members, Loss::Certain, killed).0;
+    lapse("the coordinator, which may have begun", Duration::from_micros(500));
+    processes[1].signal(Signal::KILL);
+    let mut generations = recover(&members, Loss::Certain);
     while generations[0].members.len() > 2 {
-        generations = recover(&members, Loss::Certain, killed).0;
+        generations = recover(&members, Loss::Certain);
     }
     assert!(generations.iter().all(|generation| ids(generation) == [2, 3] && *generation == generations[0]));
 }

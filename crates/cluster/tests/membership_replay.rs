@@ -49,11 +49,7 @@ fn record_a_job(folder: &Path) {
     three.join(MemberId(3), vec![two.contact()]);
     thread::scope(|scope| {
         let joining = scope.spawn(|| three.next_generation(vec![1], Instant::now() + PATIENCE));
-        let until = Instant::now() + PATIENCE;
-        while zero.candidates() == 0 {
-            assert!(Instant::now() < until, "the candidate is seen");
-            thread::sleep(Duration::from_millis(1));
-        }
+        farandole_testing::wait_until("the candidate", PATIENCE, || zero.candidates() > 0);
         assert_eq!(next(&[zero, two]).members.len(), 3);
         assert_eq!(joining.join().unwrap().unwrap().number, 4);
     });

@@ -21,7 +21,7 @@ use farandole_cluster::membership::{Endpoint, EndpointOptions, Limits, MemberId}
 use farandole_cluster::streaming::{StateSource, StreamLimits, StreamPeer};
 use farandole_cluster::{Address, Environment, RendezvousAccess, Result, Server};
 use farandole_plan::Rank;
-use farandole_testing::{finish, wait_until};
+use farandole_testing::{finish, lapse, wait_until};
 use farandole_transport::{JobId, Key};
 use rustix::process::{Uid, geteuid};
 
@@ -181,7 +181,7 @@ fn ranks_in_pid_namespaces_of_their_own_get_the_key_and_are_counted() {
     visit(1);
     // The same rank once more is not another one: the key socket stays open for rank 2.
     visit(1);
-    std::thread::sleep(Duration::from_millis(50));
+    lapse("the key socket, which might close", Duration::from_millis(50));
     visit(2);
     wait_until_closed(&socket);
 }

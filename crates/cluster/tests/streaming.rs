@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use farandole_cluster::streaming::{StateReceiver, StateSource, StreamLimits, StreamPeer, Streamed};
+use farandole_testing::at_least;
 use farandole_transport::{JobId, Key};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -119,9 +120,8 @@ fn members_that_stand_still_are_not_waited_for() {
     source.note_training();
     source.give_snapshot(b"k", vec![1; 1_000_000]);
     source.note_boundary();
-    let began = Instant::now();
-    assert_ends(&mut receiver, "make no steps");
-    assert!(began.elapsed() > Duration::from_millis(900), "a recovery may take a moment");
+    // A recovery may take a moment.
+    at_least(Duration::from_millis(900), || assert_ends(&mut receiver, "make no steps"));
 }
 
 #[test]

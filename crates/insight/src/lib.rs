@@ -5,7 +5,8 @@
 //! into work and causes of loss, which always sum exactly; [`efficiency`] gives the factors of the POP model;
 //! [`profile`] sorts messages by size; [`replay`] predicts how long the job would take with something changed. From
 //! these [`verdict`] derives findings and advice, and [`report`] writes them as text, JSON or HTML. [`timeline`] writes
-//! the timeline of all ranks for a viewer.
+//! the timeline of all ranks for a viewer. Of dumps that ranks leave on a stall or a failure, [`trouble`] says what
+//! they are about.
 //!
 //! This crate opens no file and no socket, reads no clock and starts no thread. The command line reads files and
 //! prints.
@@ -21,4 +22,5 @@ pub mod profile;
 pub mod replay;
 pub mod report;
 pub mod timeline;
+pub mod trouble;
 pub mod verdict;

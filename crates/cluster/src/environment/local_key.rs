@@ -231,11 +231,10 @@ mod tests {
     fn a_rank_that_comes_early_waits_for_the_socket_and_gets_the_key() {
         let key_socket = unused_socket("early");
         let key = Key::random().unwrap();
-        let early = std::thread::spawn({
+        let early = farandole_testing::Sleeper::spawn({
             let key_socket = key_socket.clone();
             move || fetch(&key_socket, Rank(1), soon()).unwrap()
         });
-        std::thread::sleep(Duration::from_millis(30));
         let _server = KeyServer::start(&key_socket, &key, 1).unwrap();
         assert_eq!(early.join().unwrap(), key);
     }
@@ -246,11 +245,9 @@ mod tests {
         let first = KeyServer::start(&key_socket, &Key::random().unwrap(), 1).unwrap();
         fetch(&key_socket, Rank(1), soon()).unwrap();
         // The visitor may be back before the server has left its thread.
-        let closed = soon();
-        while UnixStream::connect_addr(&SocketAddr::from_abstract_name(&key_socket).unwrap()).is_ok() {
-            assert!(Instant::now() < closed, "the key socket stays open");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        farandole_testing::wait_until("the end of the key socket", farandole_testing::NEVER, || {
+            UnixStream::connect_addr(&SocketAddr::from_abstract_name(&key_socket).unwrap()).is_err()
+        });
         let key = Key::random().unwrap();
         let _second = KeyServer::start(&key_socket, &key, 1).unwrap();
         assert_eq!(
@@ -263,11 +260,9 @@ mod tests {
 
     #[test]
     fn a_socket_that_nobody_opens_is_given_up_at_the_deadline() {
-        let began = Instant::now();
-        let error = fetch(&unused_socket("none"), Rank(1), began + Duration::from_millis(200)).unwrap_err();
+        let error = fetch(&unused_socket("none"), Rank(1), Instant::now() + Duration::from_millis(200)).unwrap_err();
         assert!(matches!(error, Error::Unreachable { .. }), "{error}");
         assert!(error.to_string().contains("which rank 0 opens"), "{error}");
-        assert!(began.elapsed() < Duration::from_secs(5));
     }
 
     #[test]
@@ -282,9 +277,8 @@ mod tests {
     fn a_server_that_says_nothing_is_left_at_the_deadline() {
         let key_socket = unused_socket("mute");
         let _mute = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&key_socket).unwrap()).unwrap();
-        let began = Instant::now();
-        fetch(&key_socket, Rank(1), began + Duration::from_millis(200)).unwrap_err();
-        assert!(began.elapsed() < Duration::from_secs(5));
+        // Without a deadline it would hang.
+        fetch(&key_socket, Rank(1), Instant::now() + Duration::from_millis(200)).unwrap_err();
     }
 
     #[test]

@@ -185,13 +185,8 @@ mod tests {
             let wire = Socket::from_tcp(TcpStream::connect(address).unwrap()).unwrap();
             Channel::connect(wire, &agent_key, ChannelPurpose::Agent, 3, &Countdown::until(deadline)).unwrap()
         });
-        let caller = loop {
-            assert!(Instant::now() < deadline, "the agent was not let in");
-            match agent_listener.answer(&key, Instant::now()).pop() {
-                Some(caller) => break caller,
-                None => std::thread::sleep(Duration::from_millis(1)),
-            }
-        };
+        let let_in = || agent_listener.answer(&key, Instant::now()).pop();
+        let caller = farandole_testing::wait_for("the agent", PATIENCE, let_in);
         assert_eq!(caller.host, 3);
         agent.join().unwrap();
         // After a while the last of the crowd is sent away as well; nobody has heard more than our version.
@@ -220,14 +215,11 @@ mod tests {
             channel.send(b"here", &deadline).unwrap();
             channel
         });
-        let caller = loop {
-            assert!(Instant::now() < deadline, "the agent was not let in");
+        let caller = farandole_testing::wait_for("the agent", PATIENCE, || {
             // Seldom enough for what comes after the handshake to lie beside its end.
-            std::thread::sleep(Duration::from_millis(20));
-            if let Some(caller) = agent_listener.answer(&key, Instant::now()).pop() {
-                break caller;
-            }
-        };
+            farandole_testing::lapse("the launcher", Duration::from_millis(20));
+            agent_listener.answer(&key, Instant::now()).pop()
+        });
         assert_eq!((caller.host, caller.first), (7, Some(b"here".to_vec())));
         agent.join().unwrap();
     }

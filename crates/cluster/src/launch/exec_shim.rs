@@ -5,8 +5,11 @@
 //! process, which is started with the words of the program as arguments; the setting survives `exec`.
 
 use std::ffi::OsString;
+use std::fs::Metadata;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use farandole_transport::descriptors;
@@ -36,11 +39,28 @@ pub fn become_program(words: &[OsString]) -> (u8, String) {
     }
     let error = Command::new(program).args(arguments).env_remove(AGENT).env_remove(OPEN_FILES).exec();
     let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE };
-    let mut why = format!("cannot run {}: {error}", program.display());
-    if error.kind() == io::ErrorKind::PermissionDenied && program.to_string_lossy().ends_with(".py") {
-        why.push_str(&format!(" (python {} …?)", program.display()));
+    let why = format!("cannot run {}: {error}", program.display());
+    match suggestion(Path::new(program)) {
+        Some(instead) => (code, format!("{why}; try: {instead}")),
+        None => (code, why),
     }
-    (code, why)
+}
+
+/// The words that run an existing file which the kernel, or the search in `PATH`, has refused.
+fn suggestion(program: &Path) -> Option<String> {
+    let mode = program.metadata().ok().filter(Metadata::is_file)?.permissions().mode();
+    let name = program.display();
+    let interpreter = match program.extension().and_then(|extension| extension.to_str()) {
+        Some("py") => Some("python"),
+        Some("sh") => Some("sh"),
+        _ => None,
+    };
+    match interpreter {
+        Some(interpreter) => Some(format!("{interpreter} {name}")),
+        None if mode & 0o111 == 0 => Some(format!("chmod +x {name}")),
+        None if program.components().count() == 1 => Some(format!("./{name}")),
+        None => None,
+    }
 }
 
 fn end_with_agent() -> io::Result<()> {
@@ -52,4 +72,27 @@ fn end_with_agent() -> io::Result<()> {
         return Err(io::Error::other(format!("process {agent} has ended")));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_executed_comes_with_the_words_that_run_it() {
+        let folder = farandole_testing::Folder::new();
+        for (name, mode, instead) in [
+            ("train.py", 0o644, Some("python ")),
+            ("prepare.sh", 0o644, Some("sh ")),
+            ("model", 0o644, Some("chmod +x ")),
+            ("whole", 0o755, None),
+        ] {
+            let path = folder.join(name);
+            std::fs::write(&path, "").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(suggestion(&path), instead.map(|words| format!("{words}{}", path.display())), "{name}");
+        }
+        assert_eq!(suggestion(&folder.join("absent.py")), None);
+        assert_eq!(suggestion(&folder), None, "a folder is not a program");
+    }
 }

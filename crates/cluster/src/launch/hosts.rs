@@ -3,9 +3,11 @@
 //! A host is a name or an address, possibly with `user@` before it, and `:slots` after it; without slots it has one.
 //! IPv6 addresses stand in brackets where something could follow them: `[fe80::1]:2`. What comes out is safe to give to
 //! ssh as a word: it starts with no dash and has no character that a shell or ssh's own substitutions would notice.
-//! Names are not resolved here.
+//! Names are not resolved here: a name server may take seconds to answer, and ssh may know a name by its own table.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::LazyLock;
 
 use super::job_spec::HostSlots;
 use crate::error::{Error, Result};
@@ -98,16 +100,54 @@ fn is_plain(text: &str, also: &str) -> bool {
         && text.chars().all(|character| character.is_ascii_alphanumeric() || also.contains(character))
 }
 
-/// Whether this name is one of this host's: `localhost`, a loopback address, or what the kernel says is its name, with
-/// or without its domain. A name with a user is not: whoever writes `bob@localhost` wants to become bob.
+/// Whether this name is one of this host's: `localhost`, an address of its interfaces, the name that the kernel gives
+/// it, with or without its domain, or a name that `/etc/hosts` gives one of its addresses. A name with a user is not:
+/// `bob@localhost` asks ssh to become bob.
 pub fn is_this_host(name: &str) -> bool {
-    is_host_named(name, &own_name())
+    static HERE: LazyLock<OwnNames> = LazyLock::new(OwnNames::read);
+    HERE.contains(name)
+}
+
+/// The names and addresses of a host. Read once: a job's hosts must not change sides while it runs.
+struct OwnNames {
+    /// As the kernel says.
+    node: String,
+    addresses: HashSet<IpAddr>,
+    /// Lower-case names of these addresses.
+    listed: HashSet<String>,
+}
+
+impl OwnNames {
+    fn read() -> OwnNames {
+        let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+        let addresses = interfaces.iter().map(if_addrs::Interface::ip).collect();
+        let table = std::fs::read("/etc/hosts").unwrap_or_default();
+        OwnNames::new(own_name(), addresses, &String::from_utf8_lossy(&table))
+    }
+
+    fn new(node: String, addresses: HashSet<IpAddr>, table: &str) -> OwnNames {
+        let mut own = OwnNames { node, addresses, listed: HashSet::new() };
+        for line in table.lines() {
+            let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+            let is_own = words.next().and_then(|word| word.parse().ok()).is_some_and(|address| own.has(address));
+            own.listed.extend(words.filter(|_| is_own).map(str::to_ascii_lowercase));
+        }
+        own
+    }
+
+    fn has(&self, address: IpAddr) -> bool {
+        address.is_loopback() || self.addresses.contains(&address)
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        match name.parse::<IpAddr>() {
+            Ok(address) => self.has(address),
+            Err(_) => is_host_named(name, &self.node) || self.listed.contains(&name.to_ascii_lowercase()),
+        }
+    }
 }
 
 fn is_host_named(name: &str, own: &str) -> bool {
-    if let Ok(address) = name.parse::<IpAddr>() {
-        return address.is_loopback();
-    }
     if name.eq_ignore_ascii_case("localhost") {
         return true;
     }
@@ -176,11 +216,17 @@ mod tests {
 
     #[test]
     fn this_host_is_known_by_all_its_names() {
+        let addresses = HashSet::from(["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()]);
+        let table = "10.0.0.7 Seven.example.net seven # storage\n10.0.0.8 eight\n# 10.0.0.7 gone\nnonsense\n";
+        let own = OwnNames::new("node7".to_owned(), addresses, table);
         for name in ["localhost", "LOCALHOST", "127.0.0.1", "127.3.2.1", "::1", "node7", "NODE7", "node7.example.org"] {
-            assert!(is_host_named(name, "node7"), "{name}");
+            assert!(own.contains(name), "{name}");
         }
-        for name in ["node8", "10.0.0.1", "fe80::1", "bob@localhost", "bob@node7", "node"] {
-            assert!(!is_host_named(name, "node7"), "{name}");
+        for name in ["10.0.0.7", "fd00::7", "fd00:0::7", "seven", "SEVEN", "seven.example.net"] {
+            assert!(own.contains(name), "{name}");
+        }
+        for name in ["node8", "10.0.0.1", "fe80::1", "bob@localhost", "bob@node7", "node", "eight", "gone", "storage"] {
+            assert!(!own.contains(name), "{name}");
         }
         assert!(is_host_named("node7", "node7.example.org"));
         assert!(!is_host_named("node7.elsewhere.org", "node7.example.org"));

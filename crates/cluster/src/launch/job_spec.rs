@@ -5,6 +5,7 @@
 //! beyond its defaults.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -171,6 +172,18 @@ pub struct HostSlots {
     pub name: String,
     /// How many ranks it may hold.
     pub slots: usize,
+}
+
+/// As users write it: `h1:2`, `[fe80::1]:2`.
+impl fmt::Display for HostSlots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HostSlots { name, slots } = self;
+        match name.rsplit_once('@') {
+            _ if !name.contains(':') => write!(f, "{name}:{slots}"),
+            Some((user, address)) => write!(f, "{user}@[{address}]:{slots}"),
+            None => write!(f, "[{name}]:{slots}"),
+        }
+    }
 }
 
 /// How the ranks' output is shown.

@@ -12,7 +12,7 @@ use std::io::IsTerminal;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use farandole_transport::{AwakeClock, Countdown, Key, ProcessState};
+use farandole_transport::{AwakeClock, Countdown, Key, ProcessId, ProcessState};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::agent::timespec;
@@ -20,8 +20,8 @@ use super::agent_listener::{AgentListener, Caller};
 use super::elastic::discovery::Discovery;
 use super::job_spec::{Colour, JobSpec, Verbose};
 use super::live_publisher::LivePublisher;
-use super::message::{AgentReport, Directive, HowEnded, OutputStream, ProcessStart, decode, encode};
-use super::output::{Painted, Screen, Writer};
+use super::message::{AgentReport, Directive, HowEnded, OutputStream, decode, encode};
+use super::output::{Painted, Screen, Tail, Writer};
 use super::overseer::Overseer;
 use super::process_tree;
 use super::results::{Results, Tasks};
@@ -165,9 +165,10 @@ impl Launcher<'_> {
             }
             self.excuse_stopped_agents(now);
             let until = self.supervision.tick(now);
+            let shown = self.screen.tick();
             self.act(now);
             self.flush(now);
-            at_most = until.saturating_duration_since(now);
+            at_most = shown.map_or(until, |shown| until.min(shown)).saturating_duration_since(now);
             if self.finished == Finished::No {
                 self.wait(at_most);
             }
@@ -277,6 +278,9 @@ impl Launcher<'_> {
         {
             self.held.push_back((*rank, *stream, bytes.clone()));
         }
+        if let AgentReport::Ended { rank, .. } = &report {
+            self.screen.rank_ended(*rank);
+        }
         self.keep_result(host, &report, now);
         self.live.hear(&report, now);
         if self.spec.verbose == Verbose::Yes {
@@ -305,7 +309,7 @@ impl Launcher<'_> {
             AgentReport::Ready { pid, host_name, .. } => {
                 self.screen.say(&format!("the agent on {name} ({host_name}, pid {pid}) is there"));
             }
-            AgentReport::Started { rank, process: ProcessStart { pid, .. } } => {
+            AgentReport::Started { rank, process: ProcessId { pid, .. } } => {
                 self.screen.say(&format!("{who} {rank} runs on {name} (pid {pid})"));
             }
             AgentReport::Ended { rank, how, after_us } => {
@@ -460,8 +464,10 @@ impl Launcher<'_> {
     /// Says the last words, lets agents go, and clears up after those that were killed.
     fn farewell(mut self) -> u8 {
         self.hear_complaints();
+        self.screen.show_held();
         let words = self.supervision.last_words();
-        for line in &words {
+        let in_view = self.supervision.failed_rank().is_some_and(|rank| self.screen.has_in_view(rank));
+        for line in words.iter().filter(|line| !(in_view && Tail::is_quote(line))) {
             if line.starts_with("  ") {
                 self.screen.say_more(line);
             } else {

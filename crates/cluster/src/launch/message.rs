@@ -6,9 +6,10 @@
 //! error, never a panic.
 
 use std::ffi::{OsStr, OsString};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use farandole_transport::ProcessId;
 use serde::{Deserialize, Serialize};
 
 use super::connectivity::{Attempt, HostProbe};
@@ -76,17 +77,12 @@ pub enum Directive {
     },
     /// Say which of these members of an elastic job have no process here any more: an agent before this one has started
     /// them.
-    Seek(Vec<(u32, ProcessStart)>),
+    Seek(Vec<(u32, Process)>),
 }
 
-/// A process of a host: its number can be used again, at another time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProcessStart {
-    /// Its number.
-    pub pid: u32,
-    /// When it started, in clock ticks since the host did; 0: unknown.
-    pub ticks: u64,
-}
+/// A process of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process(#[serde(with = "process_id")] pub ProcessId);
 
 /// Everything that an agent needs to start its ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -120,6 +116,8 @@ pub struct StartRanks {
     pub elastic: Option<ElasticStart>,
     /// How often the whole job has been started before.
     pub restart: u32,
+    /// Where rank 0 can listen for the others, in a script of `torch.distributed`; nowhere in an elastic job.
+    pub store: Option<SocketAddr>,
 }
 
 /// What members of an elastic job are told besides.
@@ -179,7 +177,7 @@ pub enum AgentReport {
         /// What the host calls itself.
         host_name: String,
         /// Addresses at which other hosts may reach it, each with the port where probes are answered.
-        probe_addresses: Vec<std::net::SocketAddr>,
+        probe_addresses: Vec<SocketAddr>,
     },
     /// How the attempts to reach other hosts went.
     Probed(Vec<Attempt>),
@@ -188,7 +186,8 @@ pub enum AgentReport {
         /// Which.
         rank: u32,
         /// Its process.
-        process: ProcessStart,
+        #[serde(with = "process_id")]
+        process: ProcessId,
     },
     /// A rank could not be started, or the whole order could not be carried out.
     NotStarted {
@@ -323,6 +322,8 @@ pub enum AgentReport {
         /// The question.
         question: Vec<u8>,
     },
+    /// A port of this host that is kept for a store of `torch.distributed`. Precedes [`AgentReport::Ready`].
+    StorePort(u16),
 }
 
 /// Where a rank wrote something.
@@ -391,6 +392,23 @@ mod failure_notice {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureNotice, D::Error> {
         let bytes = Vec::<u8>::deserialize(deserializer)?;
         FailureNotice::decode(&bytes).ok_or_else(|| D::Error::custom("no notice"))
+    }
+}
+
+/// A process identity, encoded as the transport encodes it.
+mod process_id {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use farandole_transport::ProcessId;
+
+    pub(super) fn serialize<S: Serializer>(process: &ProcessId, serializer: S) -> Result<S::Ok, S::Error> {
+        process.encode().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ProcessId, D::Error> {
+        ProcessId::decode(&Deserialize::deserialize(deserializer)?)
+            .ok_or_else(|| D::Error::custom("not a process identity"))
     }
 }
 
@@ -474,7 +492,10 @@ mod tests {
             ("found", encode(&Directive::Found(generation.clone()))),
             ("member_lost", encode(&Directive::MemberLost { member: 3, notice: lost, votes: Some(vec![1]) })),
             ("end_member", encode(&Directive::EndMember { member: 3, grace_ms: 0 })),
-            ("seek", encode(&Directive::Seek(vec![(3, ProcessStart { pid: 70_000, ticks: 1 })]))),
+            (
+                "seek",
+                encode(&Directive::Seek(vec![(3, Process(ProcessId { pid: 70_000, namespace: 5, start_time: 1 }))])),
+            ),
             ("witness_answer", encode(&Directive::WitnessAnswer { member: 3, answer: vec![1] })),
             ("reaped", encode(&AgentReport::Reaped { member: 3, votes: Some(vec![1]) })),
             ("witness_asked", encode(&AgentReport::WitnessAsked { member: 3, question: vec![1] })),
@@ -501,6 +522,7 @@ mod tests {
             ("note", encode(&AgentReport::Note("there is another".into()))),
             ("mps_ended", encode(&AgentReport::MpsEnded { pid: 7, how: HowEnded::Signalled(9), words: None })),
             ("samples", encode(&AgentReport::Samples(vec![(0, vec![1, 2]), (70_000, Vec::new())]))),
+            ("store_port", encode(&AgentReport::StorePort(4711))),
             ("bootstrap", bootstrap.to_bytes()),
             ("endless_list", vec![2, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1]),
             ("empty", Vec::new()),
@@ -525,6 +547,7 @@ mod tests {
             mps: true,
             elastic: Some(ElasticStart { min_np: 1, max_np: None, timeout_ms: 600_000, slots: 4 }),
             restart: 2,
+            store: Some("10.0.0.1:4711".parse().unwrap()),
         };
         for directive in
             [Directive::Start(Box::new(start)), Directive::Everybody(vec![vec![1], vec![]]), Directive::Alive]

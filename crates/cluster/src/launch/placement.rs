@@ -122,16 +122,20 @@ pub fn together(named: Vec<HostSlots>) -> Vec<HostSlots> {
 const MOST_SHOWN: usize = 4;
 
 fn too_few(hosts: &[HostSlots], slots: usize, ranks: usize) -> String {
-    let mut shown: Vec<String> =
-        hosts.iter().take(MOST_SHOWN).map(|host| format!("{}:{}", host.name, host.slots)).collect();
+    let mut shown: Vec<String> = hosts.iter().take(MOST_SHOWN).map(HostSlots::to_string).collect();
     if hosts.len() > MOST_SHOWN {
         shown.push(format!("… {} hosts in all", hosts.len()));
     }
-    format!(
-        "the hosts have {slots} slots ({}), {} too few; ask for at most {slots} ranks, or give hosts more slots than cores",
-        shown.join(", "),
-        ranks - slots
-    )
+    let missing = ranks - slots;
+    let remedy = match hosts.split_last() {
+        Some((last, others)) if hosts.len() <= MOST_SHOWN => {
+            let last = HostSlots { slots: last.slots + missing, ..last.clone() };
+            let enough: Vec<String> = others.iter().chain([&last]).map(HostSlots::to_string).collect();
+            format!("write -H {} to run more ranks than slots", enough.join(","))
+        }
+        _ => "ask for fewer ranks, or give hosts more slots".to_owned(),
+    };
+    format!("the hosts have {slots} slots ({}), {missing} too few; {remedy}", shown.join(", "))
 }
 
 #[cfg(test)]
@@ -180,9 +184,12 @@ mod tests {
         let error = refused("h1:2,h2:4", Some(8));
         assert_eq!(
             error,
-            "-np 8: the hosts have 6 slots (h1:2, h2:4), 2 too few; ask for at most 6 ranks, or give hosts more slots than \
-             cores"
+            "-np 8: the hosts have 6 slots (h1:2, h2:4), 2 too few; write -H h1:2,h2:6 to run more ranks than slots"
         );
+        assert!(
+            refused("localhost:1", Some(2)).ends_with("1 too few; write -H localhost:2 to run more ranks than slots")
+        );
+        assert!(refused("bob@[fe80::1]", Some(2)).contains("write -H bob@[fe80::1]:2 "));
         assert!(refused("a,b,c,d,e,f", Some(7)).contains("a:1, b:1, c:1, d:1, … 6 hosts in all"));
         assert_eq!(refused("h1", Some(0)), "-np 0: a job has 1 to 1048576 ranks");
     }

@@ -12,8 +12,11 @@
 //!
 //! **Root cause.** The first process whose end is *reported* need not be the one that failed first: a rank that dies
 //! of an exception closes its connections long before its process ends, and its peers may end earlier. So after the
-//! first failure the ranks get [`SETTLE`] to end by themselves, every rank that lost a peer reports which one
-//! ([`AgentReport::Blamed`]), and the launcher follows these reports to a rank that blames nobody.
+//! first failure the ranks get [`SETTLE`] to end by themselves, every rank that lost a peer, or waited in vain for one
+//! that had left, reports which one ([`AgentReport::Blamed`]), and the launcher follows these reports to a rank that
+//! blames nobody, or itself. That rank is the cause whether its own end has been reported or not, and with any exit
+//! code. A rank reports before it ends, and agents pass both on in this order; so the order in which processes end
+//! decides nothing.
 //!
 //! **Awake time.** All times here are awake time (`farandole_transport::awake`), which the driver gives: while the
 //! launcher is stopped, neither an agent's silence nor the end of a phase comes nearer.
@@ -24,6 +27,7 @@
 mod agents;
 mod exit_report;
 mod gather;
+mod store;
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -223,6 +227,7 @@ impl Supervision {
                 self.hosts[host].probed = Some(attempts);
                 self.look_at_the_map(now);
             }
+            AgentReport::StorePort(port) => self.port_reserved(host, port),
             AgentReport::Started { rank, process } => self.rank_mut(rank, |state| state.pid = Some(process.pid)),
             AgentReport::NotStarted { rank, why } => self.fail(host, rank, What::NotStarted(why), now),
             // The driver shows output itself and keeps its tail here.
@@ -414,6 +419,7 @@ impl Supervision {
 
     fn start(&mut self, now: Instant) {
         self.phase = Phase::Running;
+        self.place_store();
         for host in 0..self.hosts.len() {
             let start = self.settings.starts[host].clone();
             self.tell(host, Directive::Start(Box::new(start)), now);
@@ -474,6 +480,7 @@ impl Supervision {
         if !how.is_success() {
             self.fail(host, Some(rank), What::Ended(how), now);
         }
+        self.note_late_end(host, rank, how, now);
         self.look_whether_over(now);
     }
 
@@ -492,13 +499,8 @@ impl Supervision {
         if self.failures.iter().any(|failure| failure.rank == rank && failure.host == host) {
             return;
         }
-        let pid = match rank {
-            Some(rank) => self.ranks.get(rank as usize).and_then(|state| state.pid),
-            None => self.hosts[host].pid,
-        };
-        let name = self.settings.hosts[host].clone();
-        let after = now.saturating_duration_since(self.began);
-        self.failures.push(Failure { rank, host, host_name: name, pid, what, after });
+        let failure = self.failure(host, rank, what, now);
+        self.failures.push(failure);
         if self.failures.len() > 1 {
             return;
         }
@@ -510,6 +512,15 @@ impl Supervision {
         } else {
             self.end_within(self.settings.grace, now);
         }
+    }
+
+    fn failure(&self, host: usize, rank: Option<u32>, what: What, now: Instant) -> Failure {
+        let pid = match rank {
+            Some(rank) => self.ranks.get(rank as usize).and_then(|state| state.pid),
+            None => self.hosts[host].pid,
+        };
+        let after = now.saturating_duration_since(self.began);
+        Failure { rank, host, host_name: self.settings.hosts[host].clone(), pid, what, after }
     }
 
     // Coming to an end.

@@ -58,6 +58,7 @@ const OWN: &[&str] = &[
     "FARANDOLE_RENDEZVOUS",
     farandole_settings::RANKS_PER_GPU.name,
     farandole_settings::HOST.name,
+    "FARANDOLE_TORCH_STORE",
     "FARANDOLE_TASK_FD",
     "FARANDOLE_RESULT_FD",
     farandole_settings::ELASTIC.name,

@@ -165,9 +165,7 @@ mod tests {
         assert!(words.contains("is not understood"), "{words}");
         nonsense.join().unwrap();
         let (name, _socket) = listen(9002);
-        let began = Instant::now();
         let words = visit(pid, geteuid(), &name).unwrap().snapshot.unwrap_err();
         assert!(words.contains("does not answer"), "{words}");
-        assert!(began.elapsed() < 10 * PATIENCE);
     }
 }

@@ -156,6 +156,8 @@ pub struct Shared {
     next_nonce: AtomicU64,
     /// Written by the thread, read by the process once in a step or so; only a hint.
     pub(super) candidates: AtomicUsize,
+    /// The same.
+    pub(super) connected: AtomicUsize,
 }
 
 /// What a process is told by its endpoint.
@@ -356,6 +358,11 @@ impl Endpoint {
     /// the largest of all members' answers counts). Costs nothing.
     pub fn candidates(&self) -> usize {
         self.shared.candidates.load(Ordering::Relaxed)
+    }
+
+    /// How many other processes this one is connected with, as members or candidates. Costs nothing.
+    pub fn connected(&self) -> usize {
+        self.shared.connected.load(Ordering::Relaxed)
     }
 
     /// What this process waits for at the boundary, in words; `None` if it does not.

@@ -17,7 +17,7 @@
 
 mod links;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -138,6 +138,8 @@ impl<N: MemberNetwork> EndpointCore<N> {
                 self.next_dial = self.dial(now);
             }
             self.release(now);
+            let known: BTreeSet<MemberId> = self.connections.values().filter_map(Connection::peer).collect();
+            self.shared.connected.store(known.len(), Ordering::Relaxed);
         }
         After::More
     }

@@ -33,6 +33,9 @@ use std::time::Duration;
 pub use disk::{Disk, LocalDisk, LockedFile};
 pub use error::PublishError;
 pub use publication::{Publication, previous, publish};
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub use seal::check_any_content;
 pub use seal::{NotSealable, RunningCheck, SEAL_BYTES, SealCheck, SealedFile, Token, token_of};
 
 /// How often a writer looks whether another one has released the lock. Short against writing a checkpoint, and long

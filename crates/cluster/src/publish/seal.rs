@@ -217,9 +217,30 @@ fn find(start: &[u8]) -> Option<Seal> {
     Some(Seal { token: Token::parse(token)?, checksum, digits: before + value.len() - DIGITS })
 }
 
+/// What must hold for any bytes that are taken for a published file, or that are to be sealed. The fuzzer calls it, and
+/// a test with the fuzzer's seeds.
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub fn check_any_content(bytes: &[u8]) {
+    let whole = SealCheck::of(bytes);
+    let mut check = RunningCheck::default();
+    bytes.chunks(SEAL_BYTES).for_each(|piece| check.take(piece));
+    assert_eq!(check.finish(), whole, "pieces give the check of the whole");
+    assert_eq!(token_of(bytes).is_none(), whole == SealCheck::Unsealed, "a file with a token is sealed");
+    let token = Token { run: 1, generation: 2, step: 3 };
+    let Ok(sealed) = SealedFile::new(bytes.to_vec(), token) else { return };
+    assert_eq!(whole, SealCheck::Unsealed, "no file is sealed twice");
+    let mut all = Vec::new();
+    while !sealed.from(all.len()).is_empty() {
+        all.extend_from_slice(sealed.from(all.len()));
+    }
+    assert_eq!(SealCheck::of(&all), SealCheck::Intact(token));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::seeds;
 
     /// A safetensors file with one tensor of these bytes.
     fn file(tensor: &[u8]) -> Vec<u8> {
@@ -299,6 +320,20 @@ mod tests {
             sealed.chunks(size).for_each(|piece| check.take(piece));
             assert_eq!(check.finish(), SealCheck::Intact(TOKEN));
         }
+    }
+
+    #[test]
+    fn any_content_is_sealed_and_checked() {
+        let sealed = bytes(&SealedFile::new(file(&[7; 40]), TOKEN).unwrap());
+        let opening = [&[255; 8][..], OPENING.as_bytes(), b"\""].concat();
+        let made = [
+            ("sealed", sealed.clone()),
+            ("unsealed", file(&[7; 40])),
+            ("cut", sealed[..100].to_vec()),
+            ("endless_header", opening),
+            ("empty", Vec::new()),
+        ];
+        seeds::replay("data_checkpoint", &made, check_any_content);
     }
 
     #[test]

@@ -223,6 +223,17 @@ fn a_writer_that_sat_in_sync_does_not_replace_its_successors_file() {
     assert_eq!(names(&folder), [PREVIOUS, NAME]);
 }
 
+#[test]
+fn a_replaced_writer_is_refused_before_it_writes() {
+    let (folder, path) = place();
+    publish_one(&path, token(3, 400)).unwrap();
+    let mut old = Writer::new(&path, token(2, 400));
+    old.faults.fails.set(Some(("create", io::ErrorKind::StorageFull)));
+    let error = old.finish().unwrap_err();
+    assert!(error.is_of_this_rank_alone(), "{error}");
+    assert_eq!(names(&folder), [NAME]);
+}
+
 /// Both had the same unfinished file; the second one truncated the first one's.
 #[test]
 fn two_writers_at_once_write_two_files() {

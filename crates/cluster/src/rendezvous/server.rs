@@ -75,6 +75,11 @@ pub enum RendezvousEvent {
         /// Who.
         rank: Rank,
     },
+    /// Everything that a rank has said here is told: the answer to [`Server::drain`], whose process has ended.
+    Drained {
+        /// Who.
+        rank: Rank,
+    },
     /// A rank's collective has failed.
     Blamed {
         /// Whose.
@@ -185,6 +190,11 @@ impl Server {
         self.commands.post(Command::Count);
     }
 
+    /// Tells the owner whatever a rank, whose process has ended, has said before; then that this was all.
+    pub fn drain(&self, rank: Rank) {
+        self.commands.post(Command::Drain(rank));
+    }
+
     /// Tells every rank that stays what has become of the job, and turns those away who still wait.
     pub fn pronounce(&self, notice: &FailureNotice) {
         self.commands.post(Command::Pronounce(notice.clone(), None));
@@ -251,6 +261,7 @@ pub(super) enum Command {
     Tell(Vec<Vec<u8>>),
     Refuse(Vec<Rank>),
     Count,
+    Drain(Rank),
     /// To everybody, or to those of one epoch.
     Pronounce(FailureNotice, Option<u64>),
     Found(Generation),

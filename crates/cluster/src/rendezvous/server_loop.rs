@@ -273,6 +273,16 @@ impl ServerLoop {
         }
     }
 
+    /// The process of a rank has ended: all that it has said can be received now, even if a child of it holds the
+    /// connection open.
+    fn drain(&mut self, rank: Rank, now: Instant) {
+        let of_rank = self.members().filter(|(_, member)| member.rank == rank);
+        for id in of_rank.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.attend(id, now);
+        }
+        self.report(RendezvousEvent::Drained { rank });
+    }
+
     fn hear(&mut self, id: ConnectionId, message: &[u8], now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         match (&mut connection.stage, Up::decode(message)) {
@@ -366,6 +376,7 @@ impl ServerLoop {
             Command::Count => {
                 self.report(RendezvousEvent::Missing { epoch: self.epoch, ranks: self.arrivals.missing() })
             }
+            Command::Drain(rank) => self.drain(rank, now),
             Command::Pronounce(notice, Some(epoch)) => self.pronounce(&notice, Some(epoch)),
             Command::Pronounce(notice, None) => {
                 self.turn_all_away(&Down::Refused(notice.to_string()), now);

@@ -8,8 +8,8 @@
 //! Checked: one history of generations and one at work, each sample learned once, the end of each wait, and checkpoints
 //! that are whole and of the history of their generation, also after a power cut.
 //!
-//! `FARANDOLE_SIMULATION_SEEDS=100000` runs as many seeds in each test. `FARANDOLE_SIMULATION_SEED=17` runs one seed
-//! and prints its events.
+//! `FARANDOLE_SIMULATION_SEEDS=100000` runs as many seeds in each test, on all cores. `FARANDOLE_SIMULATION_SEED=17`
+//! runs one seed and prints its events.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 

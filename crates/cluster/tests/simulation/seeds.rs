@@ -131,28 +131,58 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 
+/// Runs the seeds below `count`, or as many as the environment asks for, which all cores then share.
 fn run_many(menu: Menu, channels: SimulatedKind, count: u64) {
     if let Some(seed) = number("FARANDOLE_SIMULATION_SEED") {
         eprintln!("{:?}", run(menu, channels, seed, true));
         return;
     }
-    let count = number("FARANDOLE_SIMULATION_SEEDS").unwrap_or(count);
-    let (mut verdicts, mut steps, mut publications) = ([0; 5], 0, 0);
-    for seed in 0..count {
-        match catch_unwind(AssertUnwindSafe(|| run(menu, channels, seed, false))) {
-            Ok(run) => {
-                verdicts[run.verdict as usize] += 1;
-                steps += run.steps;
-                publications += run.publications;
-            }
-            Err(_) => panic!("{menu:?}: FARANDOLE_SIMULATION_SEED={seed} repeats it"),
-        }
-    }
-    let [_, at_work, stuck, over, cut] = verdicts;
+    let (count, threads) = match number("FARANDOLE_SIMULATION_SEEDS") {
+        Some(count) => (count, std::thread::available_parallelism().expect("cores can be counted").get()),
+        None => (count, 1),
+    };
+    let tally = std::thread::scope(|scope| {
+        let run_share = |first| move || Tally::of(menu, channels, (first as u64..count).step_by(threads));
+        let shares: Vec<_> = (0..threads).map(|first| scope.spawn(run_share(first))).collect();
+        let tallies: Vec<_> = shares.into_iter().map(|share| share.join()).collect();
+        tallies.into_iter().map(|tally| tally.expect("no seed fails")).reduce(Tally::plus).expect("there are threads")
+    });
+    let ([_, at_work, stuck, over, cut], Tally { steps, publications, .. }) = (tally.verdicts, tally);
     eprintln!("{menu:?}: {at_work} at work, {stuck} may not continue, {over} have no member left, {cut} have no power");
     eprintln!("{menu:?}: {steps} steps, {publications} checkpoints");
     let is_lethal = matches!(menu, Menu::SecondConnection | Menu::LongSilence);
     assert!(is_lethal || at_work > count / 3, "most jobs survive");
+}
+
+/// What many runs have come to.
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    verdicts: [u64; 5],
+    steps: u64,
+    publications: u64,
+}
+
+impl Tally {
+    fn of(menu: Menu, channels: SimulatedKind, seeds: impl Iterator<Item = u64>) -> Tally {
+        let mut tally = Tally::default();
+        for seed in seeds {
+            match catch_unwind(AssertUnwindSafe(|| run(menu, channels, seed, false))) {
+                Ok(run) => {
+                    tally.verdicts[run.verdict as usize] += 1;
+                    tally.steps += run.steps;
+                    tally.publications += run.publications;
+                }
+                Err(_) => panic!("{menu:?}: FARANDOLE_SIMULATION_SEED={seed} repeats it"),
+            }
+        }
+        tally
+    }
+
+    fn plus(self, other: Tally) -> Tally {
+        let verdicts = std::array::from_fn(|verdict| self.verdicts[verdict] + other.verdicts[verdict]);
+        let (steps, publications) = (self.steps + other.steps, self.publications + other.publications);
+        Tally { verdicts, steps, publications }
+    }
 }
 
 #[test]

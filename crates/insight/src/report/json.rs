@@ -7,6 +7,7 @@ use crate::generations::{Departure, Generation, Generations, PHASES, Recovery};
 use crate::history::{Gap, Lack};
 use crate::loss::{Interval, LossCause};
 use crate::report::wording::{Wording, wording};
+use crate::trouble::{Trouble, Waits};
 use crate::verdict::{CacheRate, DeviceUse, Devices, Finding, Gain, Topic, Verdict};
 
 /// What the document calls itself. Another number would mean that something old has changed.
@@ -71,7 +72,27 @@ pub fn report(verdict: &Verdict) -> Value {
     if let (Value::Object(fields), Some(of)) = (&mut report, &verdict.generations) {
         fields.insert("elastic".to_owned(), elastic(of));
     }
+    if let (Value::Object(fields), Some(of)) = (&mut report, &verdict.trouble) {
+        fields.insert("trouble".to_owned(), trouble(of));
+    }
     report
+}
+
+fn trouble(of: &Trouble) -> Value {
+    let waits = |waits: &Waits| json!({ "for": waits.name, "more": waits.more, "ns": waits.ns, "rank": waits.rank });
+    let ranks = of.ranks.iter().map(|rank| {
+        json!({
+            "rank": rank.rank,
+            "host": rank.host,
+            "waits": rank.waits.as_ref().map(waits),
+            "text": rank.to_string(),
+        })
+    });
+    json!({
+        "occasion": of.occasion.word(),
+        "text": of.text,
+        "ranks": ranks.collect::<Vec<Value>>(),
+    })
 }
 
 fn elastic(of: &Generations) -> Value {

@@ -26,6 +26,7 @@ use crate::generations::Generations;
 use crate::history::{Gap, History, HotSpots, TimeWindow};
 use crate::loss::{Evidence, LossCause, TimeSplit};
 use crate::replay::{Change, predicted_ns};
+use crate::trouble::Trouble;
 
 /// Losses below this share of the time are listed, but get no advice.
 pub const WORTH_A_FINDING_PERCENT: f64 = 1.0;
@@ -72,6 +73,8 @@ pub struct Verdict {
     pub generations: Option<Generations>,
     /// What is worth a sentence, largest first.
     pub findings: Vec<Finding>,
+    /// The stall or failure on which the traces were dumped, if they were. Set by whoever has the traces.
+    pub trouble: Option<Trouble>,
 }
 
 /// A loss with its evidence and what can be done.
@@ -203,6 +206,7 @@ impl Verdict {
             generations: None,
             findings,
             split,
+            trouble: None,
         }
     }
 }

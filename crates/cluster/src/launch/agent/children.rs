@@ -80,23 +80,11 @@ impl Children {
         self.ranks.iter_mut().find(|process| process.slot.rank == rank)?.result.take()
     }
 
-    /// The connection of a rank to this host's rendezvous has been opened or closed.
-    pub(super) fn set_connected(&mut self, rank: Rank, connected: bool) {
-        if let Some(process) = self.ranks.iter_mut().find(|process| process.slot.rank == rank.0) {
-            process.connected = connected;
-        }
-    }
-
     /// A rank has left the job in order.
     pub(super) fn set_left(&mut self, rank: Rank) {
         if let Some(process) = self.ranks.iter_mut().find(|process| process.slot.rank == rank.0) {
             process.left = true;
         }
-    }
-
-    /// Whether the connection of a rank to this host's rendezvous is open.
-    pub(super) fn is_connected(&self, rank: u32) -> bool {
-        self.ranks.iter().any(|process| process.slot.rank == rank && process.connected)
     }
 
     /// Reads what ranks have written.
@@ -251,6 +239,8 @@ mod tests {
 
     use rustix::process::test_kill_process;
 
+    use farandole_testing::wait_until;
+
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -270,12 +260,10 @@ mod tests {
         let mut children = Children::default();
         children.start(slot(), shell(script), None).unwrap();
         let mut reports = Vec::new();
-        let end = Instant::now() + PATIENCE;
-        while children.ranks[0].ended.is_none() {
+        wait_until("the end of the rank", PATIENCE, || {
             children.reap(&mut reports);
-            assert!(Instant::now() < end, "the rank does not end");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+            children.ranks[0].ended.is_some()
+        });
         children
     }
 
@@ -292,21 +280,23 @@ mod tests {
     fn whoever_got_the_number_of_a_rank_that_ended_is_left_alone() {
         // Leads a group of its own and is nobody's child here: the shell between has ended.
         let bystander = first_number(shell("setsid sleep 300 >/dev/null 2>&1 & echo $!"));
-        let end = Instant::now() + PATIENCE;
-        while rustix::process::getpgid(Some(bystander)) != Ok(bystander) {
-            assert!(Instant::now() < end, "no group of its own");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let leads = || rustix::process::getpgid(Some(bystander)) == Ok(bystander);
+        wait_until("a group of its own", PATIENCE, leads);
         let mut children = with_ended_rank("exit 0");
         // What the kernel may do once a rank has been waited for: its number is somebody else's.
         children.ranks[0].pid = bystander;
         let now = Instant::now();
         children.clear(Duration::ZERO, now);
         children.tick(now + LOOK_AGAIN);
-        // A signal that was sent is delivered at once; a process that it has ended is gone or a zombie a moment later.
-        std::thread::sleep(Duration::from_millis(200));
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", bystander.as_raw_nonzero())).unwrap_or_default();
-        let alive = test_kill_process(bystander).is_ok() && !stat.contains(") Z ");
+        // A signal that was sent is pending, or has been delivered, by now: SIGKILL cannot be held back.
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", bystander.as_raw_nonzero())).unwrap_or_default();
+        let is_dying = |line: &str| {
+            let (what, value) = line.split_once(':').unwrap_or_default();
+            let is_pending = ["SigPnd", "ShdPnd"].contains(&what) && value.trim().chars().any(|digit| digit != '0');
+            is_pending || what == "State" && !value.trim().starts_with(['S', 'R', 'D'])
+        };
+        let alive = test_kill_process(bystander).is_ok() && !status.is_empty() && !status.lines().any(is_dying);
         let _ = rustix::process::kill_process(bystander, Signal::KILL);
         assert!(alive, "a process that is not ours was killed");
     }
@@ -323,23 +313,18 @@ mod tests {
         let mut command = shell(r#"sh -c "$OUTER" & while ! test -e $UP; do sleep 0.05; done; exit 0"#);
         command.env("INNER", inner).env("OUTER", outer).env("UP", &up).env("ASKED", &asked);
         children.start(slot(), command, None).unwrap();
-        let (mut reports, end) = (Vec::new(), Instant::now() + PATIENCE);
-        while children.ranks[0].ended.is_none() {
+        let mut reports = Vec::new();
+        wait_until("the end of the rank", PATIENCE, || {
             children.reap(&mut reports);
-            assert!(Instant::now() < end, "the rank does not end");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        let now = Instant::now();
-        children.clear(PATIENCE, now);
-        while !asked.exists() {
-            assert!(Instant::now() < end, "what is left of the group was not asked");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+            children.ranks[0].ended.is_some()
+        });
+        children.clear(PATIENCE, Instant::now());
+        wait_until("the request to what is left of the group", PATIENCE, || asked.exists());
         children.clear(Duration::ZERO, Instant::now());
-        while children.reap(&mut reports) == Reaped::SomeLeft {
+        wait_until("the end of all", PATIENCE, || {
+            let reaped = children.reap(&mut reports);
             children.tick(Instant::now() + LOOK_AGAIN);
-            assert!(Instant::now() < end, "something is left");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+            reaped != Reaped::SomeLeft
+        });
     }
 }

@@ -8,7 +8,7 @@
 //! may run for days, and others need the memory.
 //!
 //! **Members of an earlier agent** of this host, to which the launcher has lost its connection, are looked for when the
-//! launcher asks: by pid and start time. This agent does not supervise them.
+//! launcher asks, by their identities. This agent does not supervise them.
 //!
 //! **Without a launcher** nobody starts members and nobody reads what they write; both are all that is missing in a job
 //! that has begun. One that has not never will, so whoever waits for that is refused; programs that do not come to the
@@ -20,10 +20,12 @@ use std::os::fd::AsRawFd as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use farandole_transport::{ProcessId, ProcessState};
+
 use super::{Agent, JobKind};
 use crate::environment as variable;
 use crate::launch::failure::member_name;
-use crate::launch::message::{AgentReport, Directive, HowEnded, ProcessStart, RankSlot, StartRanks};
+use crate::launch::message::{AgentReport, Directive, HowEnded, RankSlot, StartRanks};
 use crate::membership::{make_vote_file, votes_of};
 use crate::rendezvous::{FailureKind, FailureNotice, RendezvousEvent};
 
@@ -45,7 +47,7 @@ impl Agent {
                 self.children.end_one(member, Duration::from_millis(grace_ms), now);
             }
             (Directive::Seek(sought), _) => {
-                let gone = sought.into_iter().filter(|(_, process)| !is_there(*process));
+                let gone = sought.into_iter().filter(|(_, process)| !may_run(process.0));
                 let gone: Vec<u32> = gone.map(|(member, _)| member).collect();
                 if !gone.is_empty() {
                     self.tell(&AgentReport::NotThere(gone));
@@ -77,24 +79,10 @@ impl Agent {
     }
 }
 
-/// A process that has just been started, so that it can be told from a later one with the same number.
-pub(super) fn process_start(pid: u32) -> ProcessStart {
-    ProcessStart { pid, ticks: state_of(pid).map_or(0, |(_, ticks)| ticks) }
-}
-
-/// Whether a process that another agent has started runs. One that has ended and is not reaped does not.
-fn is_there(process: ProcessStart) -> bool {
-    state_of(process.pid).is_some_and(|(state, ticks)| ticks == process.ticks && !matches!(state, b'Z' | b'X'))
-}
-
-/// The state of a process and when it started, as the kernel says (proc_pid_stat(5)). The name of the program, which
-/// may have anything in it, ends with the last parenthesis.
-fn state_of(pid: u32) -> Option<(u8, u64)> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = *fields.next()?.as_bytes().first()?;
-    // Field 22; the state is field 3.
-    Some((state, fields.nth(18)?.parse().ok()?))
+/// Whether a process that another agent has started may run: so may one of another PID namespace, which this process
+/// does not see. One that has ended and is not reaped does not run.
+fn may_run(process: ProcessId) -> bool {
+    process.state() != Some(ProcessState::Gone)
 }
 
 /// The file in which a member records its votes; without one its end proves less.
@@ -151,19 +139,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_there_until_it_ends_and_no_other_one_is_taken_for_it() {
+    fn a_process_may_run_until_it_ends_and_no_other_one_is_taken_for_it() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let process = process_start(child.id());
-        assert!(process.ticks > 0 && is_there(process));
-        assert!(!is_there(ProcessStart { ticks: process.ticks + 1, ..process }), "a later one with the same number");
+        let process = ProcessId::of(child.id());
+        assert!(process.start_time > 0 && may_run(process));
+        assert!(!may_run(ProcessId { start_time: process.start_time + 1, ..process }), "a later one with its pid");
         child.kill().unwrap();
         // It is dead and not reaped.
-        let until = Instant::now() + Duration::from_secs(20);
-        while is_there(process) && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert!(!is_there(process));
+        farandole_testing::wait_until("its death", farandole_testing::NEVER, || !may_run(process));
         child.wait().unwrap();
-        assert!(!is_there(process));
+        assert!(!may_run(process));
+    }
+
+    #[test]
+    fn a_process_of_another_pid_namespace_is_not_taken_for_ended() {
+        let own = ProcessId::own();
+        assert!(may_run(ProcessId { pid: 1 << 30, namespace: own.namespace + 1, ..own }));
     }
 }

@@ -2,20 +2,16 @@
 //!
 //! A rank whose collective failed says through the rendezvous which peer it saw fail, and then ends. Its words are read
 //! by the rendezvous' thread, its end is seen by the agent's: so the end may be known first, and the launcher would
-//! tell all ranks of a rank that only followed another. Invariant: the report of an end leaves after the rank's
-//! connection has been read to its end, or [`PATIENCE`] later, because a child of the rank may hold that connection
-//! open.
-
-use std::time::{Duration, Instant};
+//! tell all ranks of a rank that only followed another. What a process has sent can be received when it has ended, so
+//! the rendezvous' thread is asked to do that.
+//!
+//! **Invariant:** the report of an end leaves after everything that its rank has said. No time is involved.
 
 use crate::launch::message::AgentReport;
 
-/// How long the report of an end waits for the connection of its rank to end.
-const PATIENCE: Duration = Duration::from_millis(100);
-
-/// Reports that are held, and until when at the latest.
+/// Reports that are held.
 #[derive(Debug, Default)]
-pub(super) struct HeldReports(Vec<(AgentReport, Instant)>);
+pub(super) struct HeldReports(Vec<AgentReport>);
 
 impl HeldReports {
     /// Whether nothing is held.
@@ -23,27 +19,28 @@ impl HeldReports {
         self.0.is_empty()
     }
 
-    /// Takes out of `reports` what is to be held, because its rank `is_connected`, and puts in what need not be held
-    /// any longer. Returns when to come back.
-    pub(super) fn hold(
-        &mut self,
-        reports: &mut Vec<AgentReport>,
-        is_connected: impl Fn(u32) -> bool,
-        now: Instant,
-    ) -> Option<Instant> {
-        let is_open = |report: &AgentReport| match report {
-            AgentReport::Ended { rank, .. } => is_connected(*rank),
-            _ => false,
-        };
-        self.0.extend(reports.extract_if(.., |report| is_open(report)).map(|report| (report, now + PATIENCE)));
-        let due = self.0.extract_if(.., |(report, until)| now >= *until || !is_open(report));
-        reports.extend(due.map(|(report, _)| report));
-        self.0.iter().map(|(_, until)| *until).min()
+    /// Takes reports of ends out of `reports`. `drain` is called with each of their ranks.
+    pub(super) fn hold(&mut self, reports: &mut Vec<AgentReport>, drain: impl Fn(u32)) {
+        for report in reports.extract_if(.., |report| ended(report).is_some()) {
+            ended(&report).into_iter().for_each(&drain);
+            self.0.push(report);
+        }
     }
+
+    /// Puts in the report of the end of a rank, of which everything else is in `reports` or has left.
+    pub(super) fn release(&mut self, rank: u32, reports: &mut Vec<AgentReport>) {
+        reports.extend(self.0.extract_if(.., |report| ended(report) == Some(rank)));
+    }
+}
+
+fn ended(report: &AgentReport) -> Option<u32> {
+    if let AgentReport::Ended { rank, .. } = report { Some(*rank) } else { None }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
     use crate::launch::message::HowEnded;
 
@@ -51,29 +48,18 @@ mod tests {
         AgentReport::Ended { rank, how: HowEnded::Exited(1), after_us: 0 }
     }
 
-    fn blamed(by: u32) -> AgentReport {
-        AgentReport::Blamed { by, peer: Some(9), cause: "rank 9 is gone".into() }
-    }
-
     #[test]
     fn an_end_is_reported_after_what_its_rank_said_last() {
-        let (mut held, now) = (HeldReports::default(), Instant::now());
-        let mut reports = vec![ended(0), ended(1)];
-        assert_eq!(held.hold(&mut reports, |rank| rank == 0, now), Some(now + PATIENCE));
-        assert_eq!(reports, [ended(1)]);
-        // The connection of rank 0 has been read to its end.
-        let mut reports = vec![blamed(0)];
-        assert_eq!(held.hold(&mut reports, |_| false, now), None);
-        assert_eq!(reports, [blamed(0), ended(0)]);
+        let (mut held, drained) = (HeldReports::default(), RefCell::new(Vec::new()));
+        let mut reports = vec![ended(0), AgentReport::Alive, ended(1)];
+        held.hold(&mut reports, |rank| drained.borrow_mut().push(rank));
+        assert_eq!((reports, drained.into_inner()), (vec![AgentReport::Alive], vec![0, 1]));
+        let blamed = AgentReport::Blamed { by: 1, peer: Some(9), cause: "rank 9 is gone".into() };
+        let mut reports = vec![blamed.clone()];
+        held.release(1, &mut reports);
+        assert_eq!(reports, [blamed, ended(1)]);
+        assert!(!held.is_empty());
+        held.release(0, &mut reports);
         assert!(held.is_empty());
-    }
-
-    #[test]
-    fn a_connection_that_a_child_holds_open_delays_a_report_only_for_a_moment() {
-        let (mut held, now, mut reports) = (HeldReports::default(), Instant::now(), vec![ended(0)]);
-        held.hold(&mut reports, |_| true, now);
-        assert_eq!(reports, []);
-        assert_eq!(held.hold(&mut reports, |_| true, now + PATIENCE), None);
-        assert_eq!(reports, [ended(0)]);
     }
 }

@@ -23,6 +23,7 @@ mod rank;
 mod ranks;
 mod retransmits;
 mod task;
+mod torch_variables;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -48,6 +49,9 @@ use children::{Children, Reaped};
 use held::HeldReports;
 use ranks::Prepared;
 use task::{PendingStart, ResultQueue};
+use torch_variables::StorePort;
+
+pub(crate) use torch_variables::STORE;
 
 /// While so much waits to be sent, ranks are not read from: they wait in their `write`, as they would for a slow
 /// terminal.
@@ -96,6 +100,8 @@ struct Agent {
     prepared: Option<Prepared>,
     kind: JobKind,
     prober: Option<ProbeListener>,
+    /// Kept while the job runs.
+    store_port: Option<StorePort>,
     mailbox: Mailbox<News>,
     signals: Signals,
     /// Samples of ranks since they were last passed on, and when that was.
@@ -162,6 +168,7 @@ pub fn serve() -> Result<()> {
         prepared: None,
         kind: JobKind::Fixed,
         prober: None,
+        store_port: None,
         mailbox: Mailbox::new().map_err(|error| Error::local("making a mailbox", error))?,
         signals: Signals::hear(&heard)?,
         samples: BTreeMap::new(),
@@ -178,26 +185,34 @@ impl Agent {
             let offered = addresses::offered(&self.network);
             self.prober = ProbeListener::open(&offered, self.host, &self.key).ok();
         }
+        // Without one, scripts of torch.distributed miss MASTER_PORT; others do not.
+        self.store_port = StorePort::reserve().ok();
+        if let Some(StorePort { port, .. }) = self.store_port {
+            self.tell(&AgentReport::StorePort(port));
+        }
         let probe_addresses = self.prober.as_ref().map_or(Vec::new(), |prober| prober.addresses().to_vec());
         self.tell(&AgentReport::Ready { pid: std::process::id(), host_name, probe_addresses });
     }
 
     fn run(&mut self) -> Result<()> {
         let mut reports = Vec::new();
+        let mut ready = Vec::new();
         let mut at_most = Duration::ZERO;
         loop {
             let now = self.clock.look(Instant::now(), at_most);
             self.listen_to_launcher(now);
-            self.take_news(&mut reports);
+            self.take_news(&mut ready);
             self.hear_signals(now);
             if self.channel.queued_bytes() < MOST_QUEUED_BYTES || self.launcher == Launcher::Gone {
                 self.children.read(&mut reports);
             }
             let reaped = self.children.reap(&mut reports);
-            self.tell_members_of_ends(&reports);
-            let waits = self.kind == JobKind::Fixed;
-            let release_at = self.held.hold(&mut reports, |rank| waits && self.children.is_connected(rank), now);
-            for report in reports.drain(..) {
+            if let Some(server) = &self.server {
+                self.held.hold(&mut reports, |rank| server.drain(Rank(rank)));
+            }
+            ready.append(&mut reports);
+            self.tell_members_of_ends(&ready);
+            for report in ready.drain(..) {
                 self.pass_on(report);
             }
             self.send_results();
@@ -213,7 +228,7 @@ impl Agent {
                 return Ok(());
             }
             self.flush();
-            at_most = self.wait(now, kill_at.into_iter().chain(release_at).min());
+            at_most = self.wait(now, kill_at);
         }
     }
 
@@ -339,7 +354,6 @@ impl Agent {
             match news {
                 News::Probed(attempts) => reports.push(AgentReport::Probed(attempts)),
                 News::Rendezvous(RendezvousEvent::Gathered { epoch, blobs }) => {
-                    blobs.iter().for_each(|(rank, _)| self.children.set_connected(*rank, true));
                     let messages = blobs.into_iter().map(|(rank, bytes)| (rank.0, bytes)).collect();
                     reports.push(AgentReport::Gathered { epoch, messages });
                 }
@@ -362,11 +376,9 @@ impl Agent {
                     drop(self.samples.insert(rank.0, sample))
                 }
                 // Its process will say how it ended.
-                News::Rendezvous(RendezvousEvent::Left { rank }) => {
-                    self.children.set_connected(rank, false);
-                    self.children.set_left(rank);
-                }
-                News::Rendezvous(RendezvousEvent::Lost { rank, .. }) => self.children.set_connected(rank, false),
+                News::Rendezvous(RendezvousEvent::Left { rank }) => self.children.set_left(rank),
+                News::Rendezvous(RendezvousEvent::Lost { .. }) => {}
+                News::Rendezvous(RendezvousEvent::Drained { rank }) => self.held.release(rank.0, reports),
                 News::Rendezvous(other) => reports.extend(elastic::report_of(other)),
             }
         }

@@ -22,8 +22,6 @@ pub(super) struct RankProcess {
     pub(super) pid: Pid,
     pub(super) stopped: bool,
     pub(super) ended: Option<HowEnded>,
-    /// Whether its connection to this host's rendezvous is open: what it said there may not have been read.
-    pub(super) connected: bool,
     /// Whether it has left the job in order.
     pub(super) left: bool,
     /// When it is killed, if it was asked to end alone.
@@ -68,7 +66,6 @@ impl RankProcess {
             pid,
             stopped: false,
             ended: None,
-            connected: false,
             left: false,
             kill_at: None,
             result: None,

@@ -10,12 +10,12 @@ use std::process::Command;
 use std::time::Instant;
 
 use farandole_plan::Rank;
-use farandole_transport::{Key, descriptors};
+use farandole_transport::{Key, ProcessId, descriptors};
 
 use super::gpu_plan::GpuPlan;
 use super::mps::MpsDaemon;
 use super::task::{RESULT_FD, TASK_FD, inherited_file, keep_from_others};
-use super::{Agent, News, Presence, alias, elastic, gpu_plan, mps};
+use super::{Agent, News, Presence, alias, elastic, gpu_plan, mps, torch_variables};
 use crate::environment as variable;
 use crate::error::{Error, Result};
 use crate::launch::ask::LOOK_EVERY;
@@ -75,10 +75,11 @@ impl Agent {
             let mut command = Command::new(&shim);
             command.arg("rank").arg("--").args(start.command.iter().map(|word| OsStr::from_bytes(word)));
             command.current_dir(working_dir);
-            for name in UNSET {
+            for name in UNSET.iter().chain(torch_variables::OF_TORCHRUN) {
                 command.env_remove(name);
             }
             command.envs(start.environment()).envs(variables_of(slot, start, &rendezvous));
+            command.envs(torch_variables::variables_of(slot, start, self.host));
             command.envs(elastic::variables_of(slot, start));
             command.env_remove(gpu_plan::RANKS_PER_GPU).envs(gpu_plan.variables_of(slot, start));
             command.envs(self.children.mps.iter().flat_map(MpsDaemon::variables));
@@ -88,7 +89,7 @@ impl Agent {
             command.envs(python_path.as_ref().map(|path| ("PYTHONPATH", path)));
             let votes = start.elastic.and_then(|_| elastic::vote_file(*slot, &mut command));
             let report = match self.start_one(*slot, command, task) {
-                Ok(pid) => AgentReport::Started { rank: slot.rank, process: elastic::process_start(pid) },
+                Ok(pid) => AgentReport::Started { rank: slot.rank, process: ProcessId::of(pid) },
                 Err(error) => AgentReport::NotStarted { rank: Some(slot.rank), why: error.to_string() },
             };
             if let Some(votes) = votes {

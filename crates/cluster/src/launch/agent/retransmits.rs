@@ -58,7 +58,8 @@ mod tests {
         let far = listener.accept().unwrap();
         near.set_nonblocking(true).unwrap();
         while near.write(&[0; 65536]).is_ok() {}
-        std::thread::sleep(std::time::Duration::from_millis(600));
+        // Probes of a full buffer are answered; they begin some 200 ms later.
+        farandole_testing::lapse("the connection", std::time::Duration::from_millis(600));
         assert!(is_answered(&near));
         drop(far);
         assert!(!is_answered(std::fs::File::open("/dev/null").unwrap()), "what is no connection does not answer");

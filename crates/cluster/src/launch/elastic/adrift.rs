@@ -4,7 +4,7 @@
 //! holds when the connection to an agent breaks: a middlebox can reset it, and agents of elastic jobs outlive their
 //! launcher. Such members are *adrift*: they keep their slots, so no second process uses their GPUs. One of the latest
 //! generation also has the job's state. A member is over when a generation is without it, or after the elastic timeout.
-//! An agent that has come to its host since looks for its process, by pid and start time; if there is none, the member
+//! An agent that has come to its host since looks for its process, by its identity; if it has ended, the member
 //! is over at once.
 //!
 //! That a process was not found frees its slot and is no evidence for the members: another agent may have been started
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::hosts::Presence;
 use super::members::{Life, Member};
 use super::{Directive, ElasticSupervision};
-use crate::launch::message::ProcessStart;
+use crate::launch::message::Process;
 
 /// Between two looks for those who are adrift.
 const SEEK_EVERY: Duration = Duration::from_secs(1);
@@ -64,8 +64,8 @@ impl ElasticSupervision {
                 continue;
             }
             let of_host = self.adrift().filter(|member| self.members[*member].host == host);
-            let sought: Vec<(u32, ProcessStart)> =
-                of_host.filter_map(|member| Some((member as u32, self.members[member].process?))).collect();
+            let sought: Vec<(u32, Process)> =
+                of_host.filter_map(|member| Some((member as u32, Process(self.members[member].process?)))).collect();
             if !sought.is_empty() {
                 self.hosts[host].sought = Some(now);
                 self.tell(host, Directive::Seek(sought), now);

@@ -183,6 +183,8 @@ fn name_if_down(line: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
     use super::*;
 
     fn slots(list: &[(&str, usize)]) -> Vec<HostSlots> {
@@ -217,21 +219,45 @@ mod tests {
         assert_eq!((hosts.len(), hosts[9_999].name.as_str()), (10_000, "host-010000"));
     }
 
-    #[test]
-    fn the_end_of_a_job_ends_a_script_that_runs() {
+    /// Looks with a script of this shell command, whose `$PIPE` is a named pipe. Returns when the script reads it, with
+    /// the other end of the pipe.
+    fn looking_with(command: &str) -> (farandole_testing::Folder, Discovery, std::fs::File) {
         let folder = farandole_testing::Folder::new();
         let pipe = folder.join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
-        let command = format!("cat {}; true", pipe.display());
+        let command = command.replace("$PIPE", &pipe.display().to_string());
         let source = HostSource::Script { command, slots_per_host: 1 };
         let discovery = Discovery::start(source, Vec::new()).unwrap().unwrap();
         // Opening returns when the script has opened the other end.
-        let mut writer = std::fs::File::options().write(true).open(&pipe).unwrap();
+        let writer = std::fs::File::options().write(true).open(&pipe).unwrap();
+        (folder, discovery, writer)
+    }
+
+    /// Whether a pipe has lost its last reader within this time. A write would end a `cat` whose output is closed.
+    fn is_abandoned(writer: &std::fs::File, patience: Duration) -> bool {
+        let mut polled = [PollFd::new(writer, PollFlags::empty())];
+        let patience = Timespec::try_from(patience).unwrap();
+        poll(&mut polled, Some(&patience)).unwrap() == 1 && polled[0].revents().contains(PollFlags::ERR)
+    }
+
+    #[test]
+    fn the_end_of_a_job_ends_a_script_that_runs_and_its_children() {
+        let (_folder, discovery, writer) = looking_with("cat $PIPE; true");
         drop(discovery);
         // Less than `PATIENCE`, after which the script would be ended anyway.
-        farandole_testing::wait_until("the script to end", PATIENCE / 2, || {
-            std::io::Write::write(&mut writer, b"x").is_err()
-        });
+        assert!(is_abandoned(&writer, PATIENCE / 2), "the script still reads");
+    }
+
+    /// The launcher exits after this, and would leave the script behind.
+    #[test]
+    fn the_end_of_a_job_waits_until_a_script_has_ended() {
+        let (_folder, discovery, writer) = looking_with("exec cat $PIPE");
+        drop(discovery);
+        // A machine without a free core may not end it while the launcher waits.
+        let is_left = || !is_abandoned(&writer, Duration::ZERO);
+        if is_left() {
+            farandole_testing::wait_until("the end of the script", farandole_testing::NEVER, || !is_left());
+        }
     }
 
     #[test]

@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use farandole_transport::ProcessId;
+
 use super::hosts::{Presence, again_in};
 use super::{Action, Cause, Directive, ElasticSupervision, Generation, NEWS_ARE_ON_THE_WAY, Phase};
 use crate::launch::failure::{Failure, What, member_name};
-use crate::launch::message::{HowEnded, OutputStream, ProcessStart, RankSlot};
+use crate::launch::message::{HowEnded, OutputStream, RankSlot};
 use crate::launch::output::Tail;
 use crate::launch::signal;
 use crate::launch::supervision::MembersToStart;
@@ -26,7 +28,7 @@ pub(super) struct Member {
     slot: u32,
     pub(super) pid: Option<u32>,
     /// Its process, as an agent that comes later finds it.
-    pub(super) process: Option<ProcessStart>,
+    pub(super) process: Option<ProcessId>,
     started: Instant,
     pub(super) stopped: Option<(i32, Instant)>,
     /// What it has brought to the rendezvous, while it waits for the job to begin, and since when.

@@ -44,7 +44,7 @@ mod story;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use farandole_plan::membership::Witness;
@@ -182,6 +182,8 @@ pub(crate) struct ElasticSupervision {
     lists: BTreeMap<u64, Vec<u64>>,
     /// Decides which half of a generation continues (`farandole_plan::membership`).
     witness: Witness,
+    /// Whom members that end for good hold responsible for their end, which may be themselves, and in which words.
+    blamed: HashMap<u32, (Option<u32>, String)>,
     /// Whether a member has ended well.
     finishing: bool,
     /// Losses since then, and when they came; only those that the latest generation has.
@@ -209,6 +211,7 @@ impl ElasticSupervision {
             generations: 0,
             lists: BTreeMap::new(),
             witness: Witness::default(),
+            blamed: HashMap::new(),
             finishing: false,
             late_losses: Vec::new(),
             short: None,
@@ -393,6 +396,7 @@ impl Overseer for ElasticSupervision {
             }
             AgentReport::EntryWithdrawn { member } => self.member_mut(member, |member| member.entered = None),
             AgentReport::Entering(generation) => self.learn(host, generation, now),
+            AgentReport::Blamed { by, peer, cause } => return drop(self.blamed.insert(by, (peer, cause))),
             AgentReport::NotThere(members) => self.not_there(host, &members),
             AgentReport::Empty => self.host_is_empty(host),
             AgentReport::Note(text) => self.say(format!("{}: {text}", self.hosts[host].name)),
@@ -409,7 +413,7 @@ impl Overseer for ElasticSupervision {
             | AgentReport::Withdrawn { .. }
             | AgentReport::Overdue { .. }
             | AgentReport::Missing { .. }
-            | AgentReport::Blamed { .. } => return,
+            | AgentReport::StorePort(_) => return,
         }
         self.settle(now);
     }

@@ -1,8 +1,10 @@
 //! What tests of the supervision tell it: an elastic job with agents that do as they are told.
 
+use farandole_transport::ProcessId;
+
 use super::*;
 use crate::launch::connectivity::Attempt;
-use crate::launch::message::{HowEnded, ProcessStart};
+use crate::launch::message::HowEnded;
 use crate::launch::supervision::MembersToStart;
 use crate::rendezvous::FailureKind;
 
@@ -43,8 +45,8 @@ pub(super) fn settings(hosts: &[usize]) -> ElasticSettings {
     }
 }
 
-pub(super) fn process(member: u32) -> ProcessStart {
-    ProcessStart { pid: 1000 + member, ticks: 7 }
+pub(super) fn process(member: u32) -> ProcessId {
+    ProcessId { pid: 1000 + member, namespace: 5, start_time: 7 }
 }
 
 pub(super) fn offered(hosts: &[usize]) -> Vec<HostSlots> {

@@ -3,7 +3,7 @@
 use super::story::{Story, offered, process, settings};
 use super::*;
 use crate::launch::connectivity::Attempt;
-use crate::launch::message::{HowEnded, OutputStream};
+use crate::launch::message::{HowEnded, OutputStream, Process};
 use crate::rendezvous::FailureKind;
 
 const KILLED: HowEnded = HowEnded::Signalled(9);
@@ -172,7 +172,7 @@ fn a_process_that_a_new_agent_does_not_find_leaves_its_slot() {
     story.pass(Duration::from_secs(6), &[1]);
     assert_eq!(story.agents_started, [0, 1, 0, 1]);
     story.pass(Duration::from_secs(2), &[]);
-    let sought = |host: usize, member: u32| (host, Directive::Seek(vec![(member, process(member))]));
+    let sought = |host: usize, member: u32| (host, Directive::Seek(vec![(member, Process(process(member)))]));
     assert!(story.told.contains(&sought(0, 0)) && story.told.contains(&sought(1, 1)), "{:?}", story.told);
     // One that runs is not reported, and another host's agent knows nothing of it.
     story.hear(1, AgentReport::NotThere(vec![0, 9]));

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::launch::agent::STORE;
 use crate::launch::elastic::{CoolDown, ElasticSettings, ElasticSupervision, FirstStrike};
 use crate::launch::hosts::is_this_host;
 use crate::launch::job_spec::{Alias, ElasticSpec, JobSpec, Mps};
@@ -101,10 +102,10 @@ pub(super) fn of_members(spec: &JobSpec, host: TargetHost<'_>, wanted: MembersTo
 fn order(spec: &JobSpec, host: TargetHost<'_>, restart: u32) -> StartRanks {
     // Ranks here inherit this environment; elsewhere they get what may travel.
     let mut variables: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-    if !host.is_local {
-        let travelling = variables::travelling(&spec.pass, std::env::vars_os());
-        variables.extend(travelling.into_iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())));
-    }
+    let travelling = variables::travelling(&spec.pass, std::env::vars_os()).into_iter();
+    // Of torch's store those variables count that the user has named, here as well.
+    let travelling = travelling.filter(|(name, _)| !host.is_local || STORE.iter().any(|store| name == store));
+    variables.extend(travelling.map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())));
     if spec.alias == Alias::Horovod {
         // As `horovodrun` does; scripts of elastic jobs read it.
         variables.push((b"HOROVOD_HOSTNAME".to_vec(), host.name.as_bytes().to_vec()));
@@ -125,6 +126,7 @@ fn order(spec: &JobSpec, host: TargetHost<'_>, restart: u32) -> StartRanks {
         mps: spec.gpus.mps == Mps::OfTheJob,
         elastic: None,
         restart,
+        store: None,
     }
 }
 

@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 
 use farandole_trace::DumpNotice;
 
-/// So many lines say what happened: a traceback's end is among them.
-const MOST_LINES: usize = 20;
-
 /// A longer line is cut: the report has to fit on a screen.
 const MOST_LINE_BYTES: usize = 500;
+
+/// How a quotation of a rank's lines begins, and each of its lines.
+const QUOTE_HEAD: &str = "the last lines that";
+const QUOTE_MARK: &str = "  | ";
 
 /// The last lines that were pushed.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +18,9 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
+    /// So many lines say what happened: a traceback's end is among them.
+    pub(super) const MOST_LINES: usize = 20;
+
     /// Takes lines in.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         let pieces = bytes.split(|byte| matches!(byte, b'\n' | b'\r'));
@@ -26,7 +30,7 @@ impl Tail {
             if cut.len() < line.len() {
                 text.push('…');
             }
-            if self.lines.len() == MOST_LINES {
+            if self.lines.len() == Tail::MOST_LINES {
                 self.lines.pop_front();
             }
             self.lines.push_back(text);
@@ -38,20 +42,34 @@ impl Tail {
         self.lines.iter().map(String::as_str)
     }
 
+    /// The lines for the user, with a line that says whose they are; none if there are none.
+    pub(crate) fn quoted(&self, who: &str) -> Vec<String> {
+        let head = (!self.lines.is_empty()).then(|| format!("{QUOTE_HEAD} {who} wrote to standard error:"));
+        head.into_iter().chain(self.lines().map(|line| format!("{QUOTE_MARK}{line}"))).collect()
+    }
+
+    /// Whether a line is one of [`Tail::quoted`].
+    pub(crate) fn is_quote(line: &str) -> bool {
+        line.starts_with(QUOTE_HEAD) || line.starts_with(QUOTE_MARK)
+    }
+
     /// The last one that says why. Where a rank in trouble has left its records comes after that, and is no reason.
     pub(crate) fn last(&self) -> Option<&str> {
-        self.lines().filter(|line| !DumpNotice::reports_abort(line)).last().or_else(|| self.lines().last())
+        self.lines().filter(|line| !DumpNotice::reports_abort(line)).last()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
     fn the_last_words_of_a_rank_are_the_cause_and_not_where_its_records_are() {
         let mut tail = Tail::default();
-        tail.push(b"ValueError: no\nfarandole: rank 1: wrote /tmp/rank-00001.trace (trouble)\n");
+        let notice = DumpNotice { rank: 1, path: Path::new("/tmp/rank-00001.trace"), occasion: "trouble" };
+        tail.push(format!("ValueError: no\n{notice}\n").as_bytes());
         assert_eq!(tail.last(), Some("ValueError: no"));
         assert_eq!(tail.lines().count(), 2);
     }
@@ -62,7 +80,7 @@ mod tests {
         for number in 0..30 {
             tail.push(format!("line {number}\n\n").as_bytes());
         }
-        assert_eq!(tail.lines().count(), MOST_LINES);
+        assert_eq!(tail.lines().count(), Tail::MOST_LINES);
         assert_eq!(tail.lines().next(), Some("line 10"));
         assert_eq!(tail.last(), Some("line 29"));
     }

@@ -1,12 +1,37 @@
 //! What is left to say when a job is over: the exit code, and words that name the cause.
 
-use super::{Ending, Presence, Supervision};
+use std::time::Instant;
+
+use super::{Ending, Phase, Presence, Supervision};
 use crate::launch::failure::{Failure, What};
 use crate::launch::message::HowEnded;
 use crate::launch::signal;
 use crate::rendezvous::{FailureKind, FailureNotice};
 
+/// How the words begin by which a rank leaves the job (`farandole_plan::RankDeparture`), after its name.
+const DEPARTS: [&str; 4] = ["ended ", "left ", "raised ", "panicked"];
+
+/// What a failed job failed of.
+enum Root<'a> {
+    /// A failure that was reported.
+    Failure(&'a Failure),
+    /// A rank whose end is no failure, or was not reported in time, in words of those that waited for it.
+    Seen { rank: u32, words: String },
+}
+
 impl Supervision {
+    /// A rank that others have blamed ends by itself only now that all were told to: that is the failure which they
+    /// have seen coming, and not our doing.
+    pub(super) fn note_late_end(&mut self, host: usize, rank: u32, how: HowEnded, now: Instant) {
+        let is_blamed = self.blamed.values().any(|(peer, _)| *peer == Some(rank));
+        let is_known = self.failures.iter().any(|failure| failure.rank == Some(rank));
+        let is_own = matches!(how, HowEnded::Exited(code) if code != 0);
+        if is_own && is_blamed && !is_known && matches!(self.phase, Phase::Ending { .. }) {
+            let failure = self.failure(host, Some(rank), What::Ended(how), now);
+            self.failures.push(failure);
+        }
+    }
+
     /// Whom a rank blames, and what it saw; then whom that one blames, and so on. Blames may go round in a circle:
     /// every rank is visited once at most.
     fn blames(&self, from: Option<u32>) -> impl Iterator<Item = (u32, &str)> {
@@ -15,11 +40,26 @@ impl Supervision {
         steps.take(self.ranks.len()).take_while(move |(rank, _)| Some(*rank) != from)
     }
 
-    /// The failure that the others followed from.
-    fn root(&self) -> Option<&Failure> {
+    /// What the failures followed from.
+    fn root(&self) -> Option<Root<'_>> {
         let of = |rank: u32| self.failures.iter().find(|failure| failure.rank == Some(rank));
         let first = self.failures.first()?;
-        Some(self.blames(first.rank).map_while(|(rank, _)| of(rank)).last().unwrap_or(first))
+        if let Some((rank, cause)) = self.blames(first.rank).last()
+            && of(rank).is_none()
+            && let Some(words) = self.departure_in(rank, cause)
+        {
+            return Some(Root::Seen { rank, words });
+        }
+        let known = self.blames(first.rank).map_while(|(rank, _)| of(rank)).last();
+        Some(Root::Failure(known.unwrap_or(first)))
+    }
+
+    /// The words by which this rank has left the job, with its name, if these are such words.
+    fn departure_in(&self, rank: u32, cause: &str) -> Option<String> {
+        let (of, rest) = cause.strip_prefix("rank ")?.split_once(' ')?;
+        let is_departure = DEPARTS.iter().any(|verb| rest.starts_with(verb));
+        (of.parse() == Ok(rank) && is_departure && (rank as usize) < self.ranks.len())
+            .then(|| format!("{} {rest}", self.name_of(rank)))
     }
 
     /// What all ranks are told when the first failure is known. The rank that ended first may have followed another,
@@ -27,12 +67,13 @@ impl Supervision {
     pub(super) fn first_notice(&self, first: &Failure) -> FailureNotice {
         let Some((rank, cause)) = self.blames(first.rank).last() else { return first.notice() };
         let Some(state) = self.ranks.get(rank as usize) else { return first.notice() };
+        let text = self.departure_in(rank, cause).unwrap_or_else(|| format!("{}: {cause}", self.name_of(rank)));
         FailureNotice {
             rank: Some(farandole_plan::Rank(rank)),
             host: Some(self.settings.hosts[state.host].clone()),
             pid: state.pid,
             kind: FailureKind::Gone,
-            text: format!("{}: {cause}", self.name_of(rank)),
+            text,
         }
     }
 
@@ -43,13 +84,18 @@ impl Supervision {
             (Ending::Interrupted(signal), _) => HowEnded::Signalled(*signal).exit_code(),
             // What a shell gives a command that wrote into a closed pipe.
             (Ending::Unheard, _) => HowEnded::Signalled(13).exit_code(),
-            (Ending::Badly, root) => root.map_or(1, Failure::exit_code),
+            (Ending::Badly, Some(Root::Failure(failure))) => failure.exit_code(),
+            // The rank may have left with exit code 0, which is right for it alone.
+            (Ending::Badly, _) => self.failures.first().map_or(1, Failure::exit_code),
         }
     }
 
     /// The rank that failed first, if the job failed and it was a rank.
     pub(crate) fn failed_rank(&self) -> Option<u32> {
-        self.root().filter(|_| self.ending == Ending::Badly)?.rank
+        match self.root().filter(|_| self.ending == Ending::Badly)? {
+            Root::Failure(failure) => failure.rank,
+            Root::Seen { rank, .. } => Some(rank),
+        }
     }
 
     /// Whether the job failed, and was not ended by the user.
@@ -71,31 +117,38 @@ impl Supervision {
             }
             (Ending::Unheard, _) => lines.push("nobody reads the output any more; all ranks were ended".to_owned()),
             (Ending::Badly, None) => lines.push("the job failed".to_owned()),
-            (Ending::Badly, Some(root)) => lines.extend(self.words_about(root)),
+            (Ending::Badly, Some(root)) => lines.extend(self.words_about(&root)),
         }
         lines
     }
 
-    fn words_about(&self, root: &Failure) -> Vec<String> {
+    fn words_about(&self, root: &Root<'_>) -> Vec<String> {
         let mut lines = Vec::new();
-        let rank = root.rank.and_then(|rank| Some((rank, self.ranks.get(rank as usize)?)));
-        let mut last = root.to_string();
-        if let What::Unreachable(gap) = &root.what {
+        let (rank, mut last, failure) = match root {
+            Root::Failure(failure) => (failure.rank, failure.to_string(), Some(failure)),
+            Root::Seen { rank, words } => (Some(*rank), words.clone(), None),
+        };
+        let rank = rank.and_then(|rank| Some((rank, self.ranks.get(rank as usize)?)));
+        if let Some(What::Unreachable(gap)) = failure.map(|failure| &failure.what) {
             lines.push("what reached what:".to_owned());
             lines.extend(gap.table.iter().cloned());
         }
         if let Some((rank, state)) = rank {
-            let tail: Vec<String> = state.tail.lines().map(|line| format!("  | {line}")).collect();
-            if !tail.is_empty() {
-                lines.push(format!("the last lines that rank {rank} wrote to standard error:"));
-                lines.extend(tail);
-            }
-            if let Some(words) = state.tail.last() {
+            lines.extend(state.tail.quoted(&format!("rank {rank}")));
+            let words = self.own_cause(rank).or_else(|| state.tail.last());
+            if let Some(words) = words.filter(|_| failure.is_some()) {
                 last = format!("{last}: {words}");
             }
         }
         lines.push(last);
         lines
+    }
+
+    /// What a rank has said ended it, if it was more than an exit code.
+    fn own_cause(&self, rank: u32) -> Option<&str> {
+        let (_, cause) = self.blamed.get(&rank).filter(|(peer, _)| *peer == Some(rank))?;
+        let cause = cause.strip_prefix(&format!("rank {rank} "))?;
+        cause.strip_prefix("raised ").or_else(|| cause.starts_with("panicked").then_some(cause))
     }
 
     fn still_there(&self) -> impl Iterator<Item = usize> {

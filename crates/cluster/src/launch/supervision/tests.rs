@@ -1,10 +1,10 @@
 //! Stories of jobs, told to the supervision event by event.
 
 use super::super::connectivity::HostProbe;
-use super::super::message::{ProcessStart, RankSlot};
+use super::super::message::RankSlot;
 use super::*;
 use crate::rendezvous::FailureKind;
-use farandole_transport::AwakeClock;
+use farandole_transport::{AwakeClock, ProcessId};
 
 /// A job under supervision, with a clock that the story moves.
 struct Story {
@@ -58,7 +58,10 @@ impl Story {
         let mut rank = 0;
         for (host, &count) in hosts.iter().enumerate() {
             for _ in 0..count {
-                story.hear(host, AgentReport::Started { rank, process: ProcessStart { pid: 1000 + rank, ticks: 1 } });
+                story.hear(
+                    host,
+                    AgentReport::Started { rank, process: ProcessId { pid: 1000 + rank, namespace: 5, start_time: 1 } },
+                );
                 rank += 1;
             }
         }
@@ -410,4 +413,68 @@ fn an_agent_that_is_seen_to_be_stopped_is_not_lost_and_the_user_is_told_once() {
     story.supervision.agent_stopped(0, story.now);
     story.collect();
     assert!(story.take_done().iter().any(|action| matches!(action, Action::Say(_))));
+}
+
+const LEFT: &str = "rank 1 ended (exit code 0) after 39 steps while rank 0 waits in step 40: ranks have different numbers of \
+                    batches";
+
+/// The order in which processes end is that in which they find time to.
+#[test]
+fn a_rank_that_left_with_exit_code_0_is_the_cause_in_any_order_of_ends() {
+    for first in [0, 1] {
+        let mut story = Story::running(&[1, 1]);
+        story.hear(0, AgentReport::Blamed { by: 0, peer: Some(1), cause: LEFT.into() });
+        for rank in [first, 1 - first] {
+            story.ended(rank, rank as u32, HowEnded::Exited(1 - rank as i32));
+        }
+        story.hear(0, AgentReport::Empty);
+        story.hear(1, AgentReport::Empty);
+        assert!(story.is_finished());
+        let words = LEFT.replacen("rank 1", "rank 1 on h1 (pid 1001)", 1);
+        assert_eq!((story.last_line(), story.supervision.exit_code()), (words, 1));
+        assert_eq!(story.supervision.failed_rank(), Some(1));
+    }
+}
+
+#[test]
+fn a_rank_that_raised_is_the_cause_though_it_ends_when_all_were_told_to() {
+    for how in [None, Some(HowEnded::Exited(3)), Some(HowEnded::Signalled(15))] {
+        let mut story = Story::running(&[2]);
+        let cause = "rank 1 raised ValueError: a bad batch (after 39 steps)";
+        story.hear(0, AgentReport::Blamed { by: 1, peer: Some(1), cause: cause.into() });
+        story.hear(0, AgentReport::Blamed { by: 0, peer: Some(1), cause: cause.into() });
+        story.ended(0, 0, HowEnded::Exited(1));
+        story.pass(SETTLE * 2, &[]);
+        assert!(story.done.contains(&Action::Send(0, Directive::End { grace_ms: 5000 })));
+        how.into_iter().for_each(|how| story.ended(0, 1, how));
+        let (words, code) = match how {
+            Some(HowEnded::Exited(_)) => {
+                (" ended with exit code 3 after 2.0 s: ValueError: a bad batch (after 39 steps)", 3)
+            }
+            _ => (" raised ValueError: a bad batch (after 39 steps)", 1),
+        };
+        assert_eq!(story.last_line(), format!("rank 1 on h0 (pid 1001){words}"));
+        assert_eq!(story.supervision.exit_code(), code);
+    }
+}
+
+#[test]
+fn an_exception_that_was_caught_and_logged_is_in_the_last_line() {
+    let mut story = Story::running(&[2]);
+    let cause = "rank 1 raised KeyError: 'loss' (after 1 step)";
+    story.hear(0, AgentReport::Blamed { by: 1, peer: Some(1), cause: cause.into() });
+    let bytes = b"ERROR training failed\nbye\n".to_vec();
+    story.hear(0, AgentReport::Output { rank: 1, stream: OutputStream::Stderr, bytes });
+    story.ended(0, 1, HowEnded::Exited(1));
+    let words = "rank 1 on h0 (pid 1001) ended with exit code 1 after 0.0 s: KeyError: 'loss' (after 1 step)";
+    assert_eq!(story.last_line(), words);
+}
+
+#[test]
+fn a_rank_that_only_lets_others_wait_is_no_departure() {
+    let mut story = Story::running(&[2]);
+    let cause = "waited 9.0 s for rank 1 on h0: it has not come";
+    story.hear(0, AgentReport::Blamed { by: 0, peer: Some(1), cause: cause.into() });
+    story.ended(0, 0, HowEnded::Exited(1));
+    assert!(story.last_line().starts_with("rank 0 on h0 (pid 1000) ended with exit code 1"), "{}", story.last_line());
 }

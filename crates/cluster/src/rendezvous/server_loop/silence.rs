@@ -89,9 +89,13 @@ impl ServerLoop {
                 None | Some(ProcessState::Alive) => None,
                 state => Some(peer.notice_on(state, now)),
             });
-        let notice =
-            seen.unwrap_or_else(|| FailureNotice::new(FailureKind::Other).on_rank(blame.by).saying(blame.cause));
-        self.pronounce_in(epoch, &notice);
+        // Words about the rank that it blames need no other name before them.
+        let whole = blame.peer.filter(|peer| blame.cause.starts_with(&format!("rank {peer} ")));
+        let believed = || match whole {
+            Some(peer) => FailureNotice { text: blame.cause, ..FailureNotice::new(FailureKind::Other).on_rank(peer) },
+            None => FailureNotice::new(FailureKind::Other).on_rank(blame.by).saying(blame.cause),
+        };
+        self.pronounce_in(epoch, &seen.unwrap_or_else(believed));
     }
 
     /// The first notice on an epoch, to its members.
