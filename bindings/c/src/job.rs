@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use farandole::{AbortHandle, EngineError, Error, Rank, Setup, World};
+use farandole::{AbortHandle, EngineError, Error, Exit, Rank, Setup, World};
 
 use crate::{fork_handler, other_library};
 
@@ -142,6 +142,14 @@ pub fn end() {
     drop_last(job);
     if let Some(engine_ended) = engine_ended {
         engine_ended();
+    }
+}
+
+/// Says how this process ends, before the job does ([`World::leave`]). Does nothing where there is none, and in forked
+/// children.
+pub fn leave(exit: Exit) {
+    if let Some(job) = peek().filter(|job| !job.world.engine().is_forked()) {
+        job.world.leave(exit);
     }
 }
 

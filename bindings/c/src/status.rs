@@ -104,9 +104,10 @@ impl From<EngineError> for Fault {
             EngineError::ShutDown => {
                 return Fault::new(
                     Status::ShutDown,
-                    "the job has ended, by farandole_shutdown here or because another rank has left it",
+                    "the job has ended by farandole_shutdown; call farandole_init to go on",
                 );
             }
+            EngineError::PeerLeft(left) => return Fault::new(Status::ShutDown, left.to_string()),
             EngineError::UnknownGroup(group) => {
                 return Fault::new(Status::UnknownProcessSet, format!("there is no process set {group}"));
             }

@@ -30,8 +30,8 @@ pub(crate) enum Bond {
     Alone,
     /// A job of a fixed size: whoever keeps the rendezvous pronounces its failure.
     Job(Lifeline),
-    /// A generation of an elastic job: the members watch each other.
-    Elastic(Arc<Member>, Arc<Losses>),
+    /// A generation of an elastic job: the members watch each other. With the numbers of its members, in rank order.
+    Elastic(Arc<Member>, Arc<Losses>, Arc<[u64]>),
 }
 
 impl Bond {
@@ -40,26 +40,26 @@ impl Bond {
         match self {
             Bond::Alone => None,
             Bond::Job(lifeline) => Some(lifeline),
-            Bond::Elastic(member, _) => Some(member.lifeline()),
+            Bond::Elastic(member, ..) => Some(member.lifeline()),
         }
     }
 
     /// The number of this process in an elastic job.
     pub(crate) fn member(&self) -> Option<u64> {
-        if let Bond::Elastic(member, _) = self { Some(member.number()) } else { None }
+        if let Bond::Elastic(member, ..) = self { Some(member.number()) } else { None }
     }
 
     /// Confirms that this rank is still in the job. The others of a job of a fixed size cannot continue without it.
     pub(crate) fn confirm(&self) -> Result<u64> {
         match self {
-            Bond::Elastic(member, losses) => member.confirm(losses.generation()),
+            Bond::Elastic(member, losses, _) => member.confirm(losses.generation()),
             Bond::Alone | Bond::Job(_) => Ok(0),
         }
     }
 
     /// Calls back when a rank is lost, with the rank, if one can be named, and the cause.
     pub(crate) fn on_loss(&self, callback: impl Fn(Option<Rank>, String) + Clone + Send + 'static) {
-        if let Bond::Elastic(_, losses) = self {
+        if let Bond::Elastic(_, losses, _) = self {
             let callback = callback.clone();
             losses.on_loss(move |rank, cause| callback(rank, cause.to_owned()));
         }
@@ -70,19 +70,19 @@ impl Bond {
 
     /// How this process has come to its generation, in an elastic job with this id.
     pub(crate) fn entrance(&self, job: &str) -> Option<Entrance> {
-        if let Bond::Elastic(member, _) = self { Some(member.entrance(job)) } else { None }
+        if let Bond::Elastic(member, ..) = self { Some(member.entrance(job)) } else { None }
     }
 
     /// The ranks of this world are connected.
     pub(crate) fn note_connected(&self) {
-        if let Bond::Elastic(_, losses) = self {
+        if let Bond::Elastic(_, losses, _) = self {
             losses.note_connected();
         }
     }
 
     /// The program leaves this world.
     pub(crate) fn note_over(&self) {
-        if let Bond::Elastic(_, losses) = self {
+        if let Bond::Elastic(_, losses, _) = self {
             losses.note_over();
         }
     }
@@ -90,12 +90,12 @@ impl Bond {
     /// Whether ranks that could not be connected meet again in the next generation. They do if one of them is lost; the
     /// rank that notices a loss first leaves, and those that were being connected to it see that before they know why.
     /// They also do if a connection broke between ranks that live: `broken_since` has the time of the first such break,
-    /// and a network that breaks connections for longer than [`LOSS_MAY_FOLLOW`] is an error.
-    pub(crate) fn meets_again(&self, error: &Error, broken_since: &mut Option<Instant>) -> bool {
-        let Bond::Elastic(_, losses) = self else { return false };
+    /// and a network that breaks connections for longer than `patience` is an error.
+    pub(crate) fn meets_again(&self, error: &Error, broken_since: &mut Option<Instant>, patience: Duration) -> bool {
+        let Bond::Elastic(_, losses, _) = self else { return false };
         let is_broken = matches!(error, Error::Transport(transport::Error::PeerGone { .. }))
             || matches!(error, Error::Engine(engine::Error::Failed(failure)) if failure.rank.is_some());
-        if is_broken && broken_since.get_or_insert_with(Instant::now).elapsed() < LOSS_MAY_FOLLOW {
+        if is_broken && broken_since.get_or_insert_with(Instant::now).elapsed() < patience {
             losses.any_within(BROKEN_PAUSE);
             return true;
         }
@@ -112,12 +112,21 @@ impl Bond {
     }
 
     /// Tells whoever keeps the rendezvous that this rank's collectives have failed, unless it knows. Members of an
-    /// elastic job find out for themselves.
+    /// elastic job find out for themselves, and continue; [`Bond::blame_at_last`] is for them.
     pub(crate) fn blame(&self, rank: Option<Rank>, cause: String) {
         if let Bond::Job(lifeline) = self
             && lifeline.notice().is_none()
         {
             lifeline.blame(rank, cause);
         }
+    }
+
+    /// The same of a process that ends for good: its exit is a consequence of what this rank did, which may be this one
+    /// itself.
+    pub(crate) fn blame_at_last(&self, rank: Option<Rank>, cause: String) {
+        let Bond::Elastic(member, _, members) = self else { return self.blame(rank, cause) };
+        let number = rank.and_then(|rank| members.get(rank.index()).copied());
+        let number = number.and_then(|number| u32::try_from(number).ok()).map(Rank);
+        member.lifeline().blame(number, cause);
     }
 }

@@ -31,17 +31,19 @@
 //! Tensors of any device come by way of host memory. There is no overlap with backward here: Candle hands out no
 //! gradient before it has computed all.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var, WithDType};
-use farandole_plan::Dtype;
+use farandole_plan::{Dtype, GroupId};
+use farandole_tensor::digest::digest;
 use farandole_tensor::{Element, Region};
 use half::{bf16, f16};
 
 use crate::agreement::agree;
 use crate::elastic::{ElasticState, WorldChange, joined, misfit, parted};
 use crate::error::{Error, Result};
+use crate::parameter_check::{CheckSchedule, Depth, MatchedBy, ParameterList, sample_of};
 pub use crate::wire::Wire;
 use crate::wire::{self, average, heard, presence};
 use crate::world::World;
@@ -55,6 +57,9 @@ pub struct Averager {
     alone: bool,
     wire: Wire,
     present_name: Arc<str>,
+    compared_name: String,
+    /// Taken by `average` alone.
+    checks: Mutex<CheckSchedule>,
     /// Sorted by name.
     variables: Vec<Variable>,
 }
@@ -84,8 +89,11 @@ impl Averager {
             })
             .collect();
         let present_name = format!("{prefix}.present").into();
+        let compared_name = format!("{prefix}.compared");
+        let checks = Mutex::new(CheckSchedule::new(world.engine().config().check_parameters, 0));
         let engine = Arc::downgrade(world.shared_engine());
-        Ok(Averager { engine, alone: world.size() == 1, wire, present_name, variables: variables? })
+        let (alone, variables) = (world.size() == 1, variables?);
+        Ok(Averager { engine, alone, wire, present_name, compared_name, checks, variables })
     }
 
     /// Replaces the gradients of the variables by their averages. All ranks call this once for each step.
@@ -102,6 +110,7 @@ impl Averager {
         }
         let ended = || Error::Parameters("the world of this averager has ended".to_owned());
         let engine = self.engine.upgrade().ok_or_else(ended)?;
+        self.compare(&engine)?;
         let mut present = Vec::with_capacity(self.variables.len());
         let mut trouble = None;
         let mut tickets = Vec::with_capacity(self.variables.len() + 1);
@@ -144,6 +153,44 @@ impl Averager {
         }
         Ok(())
     }
+
+    /// Compares the variables of all ranks, if that is due, and warns if they differ.
+    fn compare(&self, engine: &Engine) -> Result<()> {
+        let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = if self.variables.is_empty() { None } else { checks.next_step() };
+        let Some(due) = due else { return Ok(()) };
+        let mut list = ParameterList::new(MatchedBy::Name);
+        for Variable { name, var, dtype } in &self.variables {
+            let name = name.split_once('/').map_or(&**name, |(_, name)| name);
+            let size_bytes = var.elem_count() * dtype.size_bytes();
+            // What cannot be read is compared by its name alone: the others wait for this rank.
+            let Ok(sample) = sampled(var.as_tensor(), size_bytes, due.depth) else {
+                list.add_digest(name, 0, 0);
+                continue;
+            };
+            list.add_digest(name, size_bytes, digest(&sample));
+        }
+        if let Some(found) = list.compare(engine, GroupId::WORLD, &self.compared_name)? {
+            checks.end();
+            found.warn(due, "farandole::candle::broadcast_parameters");
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of a tensor of so many that are compared.
+fn sampled(tensor: &Tensor, size_bytes: usize, depth: Depth) -> Result<Vec<u8>> {
+    if depth == Depth::Whole {
+        return Ok(read(tensor)?.as_bytes().to_vec());
+    }
+    let flat = tensor.flatten_all().map_err(trouble)?;
+    let element_bytes = size_bytes / flat.elem_count().max(1);
+    let mut sample = Vec::new();
+    for block in sample_of(size_bytes).filter(|block| !block.is_empty()) {
+        let part = flat.narrow(0, block.start / element_bytes, block.len() / element_bytes).map_err(trouble)?;
+        sample.extend_from_slice(read(&part)?.as_bytes());
+    }
+    Ok(sample)
 }
 
 /// Named variables as the state of a [`Training`](crate::elastic::Training): those that are trained, and whatever else

@@ -39,14 +39,16 @@ use farandole_trace::{GenerationView, clock};
 use crate::error::{Error, Result};
 
 pub use farandole_cluster::streaming::{StateSource, Streamed};
+/// A number that depends on all bits of a state, or of a part of it.
+pub use farandole_tensor::digest::digest as state_digest;
 pub use samples::{SamplePlace, Samples, StepBatch};
 pub use sources::{BeforeJoining, Sources, StateStream};
-pub use standing::{Decision, Standing, decide};
+pub use standing::{Decision, Standing, decide, pause_before_retry};
 pub use state::{ElasticState, WorldChange};
 #[cfg(any(feature = "burn", feature = "candle"))]
 pub(crate) use state::{joined, misfit, parted};
 pub(crate) use streamed::contact as stream_contact;
-pub use streamed::{StateUpdate, StreamedState, Streaming, digest as state_digest, source as state_source};
+pub use streamed::{StateUpdate, StreamedState, Streaming, source as state_source};
 pub use training::{Builder, LossPolicy, StepOutcome, Training};
 
 /// This process's part in its elastic job, from the first `init` on.
@@ -478,8 +480,9 @@ mod tests {
         let losses = Arc::new(Losses::new(2));
         assert!(!losses.any_within(Duration::from_millis(1)));
         let heard = Arc::clone(&losses);
+        let this = farandole_testing::Sleeper::this_thread();
         let later = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(20));
+            this.wait_until_asleep();
             heard.hear_of_boundary(2, MemberId(0), Some(0));
         });
         assert!(losses.any_within(Duration::from_secs(30)));

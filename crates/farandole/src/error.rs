@@ -6,7 +6,6 @@ use std::fmt;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// What went wrong, by the layer that says so. The text names rank, cause and, where there is one, the remedy.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// This process could not find the other ranks.
@@ -49,6 +48,13 @@ impl fmt::Display for Error {
     }
 }
 
+/// The same words: what a `main` that returns a [`Result`] ends with, and what `unwrap` panics with.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl std::error::Error for Error {
     /// The cause behind the layer's own error, whose words this error has taken over.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
@@ -76,5 +82,18 @@ impl From<farandole_transport::Error> for Error {
 impl From<farandole_engine::Error> for Error {
     fn from(error: farandole_engine::Error) -> Error {
         Error::Engine(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_main_returns_reads_as_a_sentence() {
+        let error = Error::Engine(farandole_engine::Error::ShutDown);
+        assert_eq!(format!("{error:?}"), error.to_string());
+        assert!(!format!("{error:?}").contains("ShutDown"), "{error:?}");
+        assert_eq!(format!("{:?}", Err::<(), _>(Error::Parts("3 parts of 2".to_owned()))), "Err(3 parts of 2)");
     }
 }

@@ -60,6 +60,7 @@ impl Introduction {
             (settings::HIERARCHICAL_ALLREDUCE.name, config.hierarchical_allreduce.show()),
             (settings::DISABLE_GROUP_FUSION.name, config.disable_group_fusion.show()),
             (settings::PLANE.name, config.plane.show()),
+            (settings::CHECK_PARAMETERS.name, config.check_parameters.show()),
         ];
         let settings = settings.map(|(name, value)| (name.to_owned(), value)).into();
         Introduction { settings, contact, has_devices, nccl, stream: Vec::new(), blocks: Vec::new() }

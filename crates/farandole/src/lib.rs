@@ -48,6 +48,8 @@ mod error;
 mod introduction;
 mod measured;
 mod named;
+mod panic_words;
+pub mod parameter_check;
 mod records;
 mod sets;
 mod setup;
@@ -68,11 +70,13 @@ pub use farandole_engine::config::DevicePlaneChoice;
 pub use farandole_engine::tables::Shelf;
 pub use farandole_engine::{
     AbortHandle, Communicator, Completion, CompletionQueue, Config, DirectSettings, Engine, Error as EngineError,
-    Failure, OpenDevice, Outcome, Returned, SharedBuffer, Submission, Ticket, wait_all,
+    Failure, OpenDevice, Outcome, PeerLeft, Returned, SharedBuffer, Submission, Ticket, wait_all,
 };
 pub use farandole_plan::algorithm::Algorithm;
 pub use farandole_plan::table::Table;
-pub use farandole_plan::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape, Topology};
+pub use farandole_plan::{
+    Batch, Collective, Device, Dtype, Exit, GroupId, Rank, RankDeparture, ReduceOp, Request, Shape, Topology,
+};
 /// The table of settings, and how they are read.
 pub use farandole_settings as settings;
 pub use farandole_tensor::{Element, OnDevice, Region};

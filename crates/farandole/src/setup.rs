@@ -32,7 +32,7 @@ use farandole_trace::{Event, Identity, Recorder};
 use farandole_transport::connect::Options;
 use farandole_transport::contact::Contact;
 use farandole_transport::listen::Listener;
-use farandole_transport::{Countdown, Protection};
+use farandole_transport::{Countdown, ProcessId, Protection};
 
 use crate::accelerators::{devices_of, nccl_of, nccl_refuses, prefers_nccl};
 use crate::blocks::{self, BlockShare};
@@ -41,6 +41,7 @@ use crate::elastic::{BeforeJoining, Member, Sources, stream_contact};
 use crate::error::{Error, Result};
 use crate::introduction::{self, Introduced, Introduction};
 use crate::measured;
+use crate::panic_words;
 use crate::records::{Place, Records, Wishes};
 use crate::world::World;
 
@@ -135,6 +136,7 @@ impl Setup {
     /// candidate, and no other one does.
     pub(crate) fn init_after(self, mut get_state: impl FnMut(Sources)) -> Result<World> {
         settings::log_to_stderr();
+        panic_words::note();
         let environment = self.environment.clone().map_or_else(Environment::from_process, Ok)?;
         // What this process can get wrong by itself comes first: nobody has met anybody, and it may try again.
         let settled = self.settle()?;
@@ -148,7 +150,7 @@ impl Setup {
             let peers = Peers::meet(environment.clone(), &settled, has, (self.address, self.patience), &mut get_state)?;
             let bond = Arc::clone(&peers.bond);
             match self.clone().begin(peers, settled.clone(), devices.clone(), nccl.clone()) {
-                Err(error) if bond.meets_again(&error, &mut broken_since) => {
+                Err(error) if bond.meets_again(&error, &mut broken_since, self.patience) => {
                     log::debug!("continuing with the next generation: {error}");
                 }
                 begun => return begun,
@@ -201,10 +203,13 @@ impl Setup {
         }
         communicator.report_stalls_with(&engine);
         let (rank, share) = (peers.environment.rank, peers.share_blocks());
+        let processes = peers.processes_of_host();
         let Peers { bond, access, .. } = peers;
         let mut world = World::new(rank, topology, communicator, engine, records, bond, access);
         world.keep_share(share);
+        world.keep_processes(processes);
         self.process_sets.iter().try_for_each(|ranks| world.add_process_set(ranks).map(drop))?;
+        world.recorder().begin_counting();
         Ok(world)
     }
 
@@ -322,7 +327,8 @@ impl Peers {
                 environment.rank = member.rank(&generation);
                 environment.size = generation.members.len();
                 let payloads = generation.members.iter().map(|one| one.payload.to_vec()).collect();
-                (generation.number, payloads, Bond::Elastic(member, losses))
+                let members = generation.members.iter().map(|member| member.id.0).collect();
+                (generation.number, payloads, Bond::Elastic(member, losses, members))
             }
             None => {
                 let rendezvous = access.rendezvous.clone().map(|way| way.with_silence(settled.silence));
@@ -379,6 +385,12 @@ impl Peers {
         let places = std::mem::take(&mut self.blocks).into_iter().zip(&self.contacts);
         let contacts = places.map(|(place, contact)| BlockContact { host: contact.host.clone(), place }).collect();
         Some(BlockShare::join(self.environment.rank.index(), contacts, listener, &self.access))
+    }
+
+    /// The process of each rank on this host; `None` for ranks of other hosts.
+    fn processes_of_host(&self) -> Vec<Option<ProcessId>> {
+        let host = &self.contacts[self.environment.rank.index()].host;
+        self.contacts.iter().map(|contact| (contact.host == *host).then_some(contact.process)).collect()
     }
 
     fn topology(&self) -> Topology {

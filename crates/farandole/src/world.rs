@@ -5,22 +5,30 @@
 //! `direct`, `named` and `sets`.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicUsize;
+#[cfg(any(feature = "burn", feature = "candle"))]
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use farandole_cluster::publish::Publisher;
 use farandole_cluster::{Lifeline, RendezvousAccess};
-use farandole_engine::{Communicator, Engine};
+use farandole_engine::{AbortHandle, Communicator, Engine};
 use farandole_plan::table::Table;
-use farandole_plan::{Rank, Topology};
+use farandole_plan::{Exit, Rank, Topology};
 use farandole_trace::event::{RecoveryStage, StepFate};
 use farandole_trace::{Cycles, Event, PhaseGuard, Recorder};
+use farandole_transport::{ProcessId, ProcessState};
 
 use crate::blocks::BlockShare;
 use crate::bond::Bond;
 use crate::error::{Error, Result};
 use crate::named::Submitter;
+use crate::panic_words;
 use crate::records::Records;
+
+/// How often a rank looks whether the process of another one has exited: cheap, and short beside the end of a process.
+const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A rank's view of its job.
 #[derive(Debug)]
@@ -30,6 +38,8 @@ pub struct World {
     /// A communicator is for one thread at a time. Who has the world to itself takes no lock
     /// ([`World::communicator`]); the edges to other languages share their world ([`World::lock_communicator`]).
     communicator: Mutex<Communicator>,
+    /// Ends direct calls from any thread.
+    direct_abort: AbortHandle,
     /// Shared with weak references alone: it ends with the world.
     engine: Arc<Engine>,
     /// Series of names given out so far, to adapters.
@@ -39,6 +49,8 @@ pub struct World {
     records: Records,
     /// Goes after the engine and the communicator: they say goodbye to the peers, it says that all is over here.
     reporter: Arc<Reporter>,
+    /// The process of each rank on this host; `None` for ranks of other hosts.
+    processes: Vec<Option<ProcessId>>,
     /// Caches of this process get blocks from other ranks for as long as this is here.
     share: Option<BlockShare>,
     /// Where the ranks have met. The last to go: rank 0 may host the meeting for everybody.
@@ -56,14 +68,46 @@ impl World {
         bond: Arc<Bond>,
         access: RendezvousAccess,
     ) -> World {
-        let reporter = Arc::new(Reporter { bond, blamed: AtomicBool::new(false) });
+        let reporter = Arc::new(Reporter { bond, suffered: OnceLock::new() });
+        let (direct_abort, processes) = (communicator.abort_handle(), Vec::new());
         let (engine, communicator, series) = (Arc::new(engine), Mutex::new(communicator), AtomicUsize::new(0));
-        World { rank, topology, communicator, engine, series, records, reporter, share: None, access }
+        World {
+            rank,
+            topology,
+            communicator,
+            direct_abort,
+            engine,
+            series,
+            records,
+            reporter,
+            processes,
+            share: None,
+            access,
+        }
     }
 
     /// Lets caches of this process get blocks from other ranks for as long as the world lasts.
     pub(crate) fn keep_share(&mut self, share: Option<BlockShare>) {
         self.share = share;
+    }
+
+    /// The processes of the ranks on this host.
+    pub(crate) fn keep_processes(&mut self, processes: Vec<Option<ProcessId>>) {
+        self.processes = processes;
+    }
+
+    /// Waits until the process of the rank that has ended the collectives has exited, for at most so long. Returns at
+    /// once if there is none, if it is this one, on another host or stopped. Launchers that know nothing of ranks take
+    /// the process that exits first for the cause.
+    pub fn let_failed_rank_exit(&self, at_most: Duration) {
+        let failed = self.engine.failure().filter(|error| matches!(error, farandole_engine::Error::Failed(_)));
+        let failed = self.reporter.suffered.get().map_or(failed.and_then(|error| error.culprit()), |told| told.0);
+        let Some(failed) = failed.filter(|&rank| rank != self.rank) else { return };
+        let Some(process) = self.processes.get(failed.index()).copied().flatten() else { return };
+        let deadline = Instant::now() + at_most;
+        while process.state() == Some(ProcessState::Alive) && Instant::now() < deadline {
+            std::thread::sleep(EXIT_CHECK_INTERVAL);
+        }
     }
 
     /// This rank, from zero.
@@ -221,6 +265,28 @@ impl World {
         Publisher::new(&self.access.job.to_string(), member)
     }
 
+    /// Says how this process ends, before the world is dropped: ranks that wait for this one name it with this cause
+    /// and with how far it was. An exit code other than zero, or a cause, ends the collectives of all ranks at once,
+    /// and is what the launcher blames.
+    ///
+    /// If a request of this rank has failed because of another one, its exit is a consequence: all are told of that
+    /// one instead. A world that is dropped by a panic does this by itself.
+    pub fn leave(&self, exit: Exit) {
+        if let Some((rank, words)) = self.reporter.suffered.get() {
+            // Direct calls and requests have connections of their own: peers may know only one of them as ended.
+            self.engine.abort_handle().abort_in_words(*rank, words.clone());
+            self.direct_abort.abort_in_words(*rank, words.clone());
+            self.reporter.bond.blame_at_last(*rank, words.clone());
+        } else {
+            self.engine.leave(exit.clone());
+            if exit.is_failure() {
+                let words = self.engine.departure().to_string();
+                self.direct_abort.abort_in_words(Some(self.rank), words.clone());
+                self.reporter.bond.blame_at_last(Some(self.rank), words);
+            }
+        }
+    }
+
     /// Leaves the job: requests under way fail, peers see an orderly goodbye. Dropping a world does the same.
     pub fn shutdown(self) {}
 
@@ -241,28 +307,36 @@ impl World {
 #[derive(Debug)]
 pub(crate) struct Reporter {
     bond: Arc<Bond>,
-    /// Set by whichever thread meets the failure first; orders nothing.
-    blamed: AtomicBool,
+    /// Why a request of the program failed first, and the rank that is to blame. Written once, by whichever thread
+    /// meets the failure first.
+    suffered: OnceLock<(Option<Rank>, String)>,
 }
 
 impl Reporter {
     /// As [`World::report`].
     pub(crate) fn report(&self, error: farandole_engine::Error) -> Error {
-        if let farandole_engine::Error::Failed(failure) = &error
-            && !self.blamed.swap(true, Ordering::Relaxed)
+        use farandole_engine::Error;
+        if let Error::Failed(_) | Error::PeerLeft(_) = &error
+            && self.suffered.set((error.culprit(), error.to_string())).is_ok()
         {
-            self.bond.blame(failure.rank, failure.to_string());
+            self.bond.blame(error.culprit(), error.to_string());
         }
         error.into()
     }
 }
 
 impl Drop for World {
-    /// The failure of a named request may have been seen by nobody but the one who waited for its ticket.
+    /// The failure of a named request may have been seen by nobody but the one who waited for its ticket. That another
+    /// rank has left in order is none: this one may not have waited for it.
     fn drop(&mut self) {
         self.reporter.bond.note_over();
-        if let Some(error) = self.engine.failure() {
+        if let Some(words) = panic_words::current() {
+            self.leave(Exit::default().because(&words));
+        }
+        if let Some(error @ farandole_engine::Error::Failed(_)) = self.engine.failure() {
             self.report(error);
         }
+        let exit = self.engine.departure().exit;
+        self.communicator().leave(exit);
     }
 }

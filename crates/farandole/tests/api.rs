@@ -85,7 +85,7 @@ fn errors_name_their_layer_and_give_the_cause_behind_it() {
         (Error::Cluster(ClusterError::local("binding", refused())), "binding: permission denied", true),
         (Error::Transport(TransportError::local("mapping", refused())), "mapping: permission denied", true),
         (Error::Engine(EngineError::from(failure)), "rank 1 is gone", true),
-        (Error::Engine(EngineError::ShutDown), "the engine has been shut down", false),
+        (Error::Engine(EngineError::ShutDown), "Farandole has been shut down", false),
         (Error::Lost(notice), "rank 1", false),
     ] {
         assert!(error.to_string().starts_with(words), "{error}");

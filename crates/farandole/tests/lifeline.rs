@@ -22,6 +22,7 @@ use farandole::{Config, Error, ReduceOp, World};
 use farandole_cluster::environment;
 use farandole_cluster::rendezvous::HEARTBEAT_TIMEOUT;
 use farandole_cluster::{Address, Environment};
+use farandole_testing::{Deadline, lapse, wait_until};
 use farandole_transport::Key;
 use farandole_transport::listen::Listener;
 use rustix::process::{Pid, Signal, kill_process};
@@ -33,12 +34,6 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Silence after which a rank is missed: short, so that tests are.
 const SILENCE: Duration = Duration::from_millis(1500);
-
-/// What a loaded machine may need on top of what is promised.
-const LENIENCY: Duration = Duration::from_secs(6);
-
-/// How long one attempt to connect to a peer may take that is there and says nothing.
-const ATTEMPT: Duration = Duration::from_secs(3);
 
 /// A copy of this program.
 struct Process {
@@ -90,11 +85,7 @@ impl Process {
             let _ = out.read_to_string(&mut words);
             (words, Instant::now())
         });
-        let began = Instant::now();
-        while !reader.is_finished() {
-            assert!(began.elapsed() < DEADLINE, "a rank hangs");
-            thread::sleep(Duration::from_millis(2));
-        }
+        wait_until("the end of a rank", DEADLINE, || reader.is_finished());
         reader.join().expect("a reader does not panic")
     }
 }
@@ -122,28 +113,46 @@ fn new_key() -> Key {
     Key::random().expect("the system has randomness")
 }
 
-/// Does something to rank 1 of three; checks that the others are told `words` in time, and gives back the victim.
-fn strike(role: &str, signal: Signal, words: &str, within: Duration) -> Process {
+/// Does something to rank 1 of three; checks that the others are told `words`. Gives back the victim, when it was
+/// struck, and when the others had ended.
+fn strike(role: &str, signal: Signal, words: &str) -> (Process, Instant, Vec<Instant>) {
     let key = new_key();
     let server = host::serve(&place(role), 3, &key);
     let mut ranks = start_ranks(3, role, server.address(), &key);
     let victim = ranks.remove(1);
     let struck = victim.signal(signal);
+    let mut ends = Vec::new();
     for rank in ranks {
         let (said, ended) = rank.finish();
         let pid = format!("(pid {})", victim.child.id());
         assert!(said.contains("told: ") && said.contains(words) && said.contains("rank 1"), "{role}: {said}");
         assert!(signal == Signal::KILL || said.contains(&pid), "{role}: {said}");
-        let took = ended.saturating_duration_since(struck);
-        assert!(took < within + LENIENCY, "{role}: it took {took:?}");
+        ends.push(ended);
     }
-    victim
+    (victim, struck, ends)
 }
 
-#[test]
-fn a_killed_rank_is_named_within_a_second() {
-    for role in ["direct-collective", "named-collective", "direct-idle", "named-computing"] {
-        strike(role, Signal::KILL, "rank 1", Duration::from_secs(1));
+/// What is promised to users: one second, of which a tenth is usual.
+mod timings {
+    use super::*;
+
+    #[test]
+    fn a_killed_rank_is_named_at_once() {
+        for role in ["direct-collective", "named-collective", "direct-idle", "named-computing"] {
+            let (_, struck, ends) = strike(role, Signal::KILL, "rank 1");
+            let took = ends.into_iter().max().expect("two ranks").saturating_duration_since(struck);
+            assert!(took < Duration::from_secs(3), "{role}: it took {took:?}");
+        }
+    }
+
+    #[test]
+    fn a_stopped_rank_is_named_soon_after_the_allowed_silence() {
+        for role in ["direct-collective", "named-collective", "direct-idle", "named-computing"] {
+            let (victim, struck, ends) = strike(role, Signal::STOP, "is stopped");
+            let took = ends.into_iter().max().expect("two ranks").saturating_duration_since(struck);
+            assert!(took < SILENCE + Duration::from_secs(5), "{role}: it took {took:?}");
+            victim.signal(Signal::CONT);
+        }
     }
 }
 
@@ -170,7 +179,7 @@ fn a_rank_that_is_stopped_while_it_sleeps_is_named_as_stopped() {
 
 /// Stops rank 1 until the others have been told, and lets it go on: it learns the same and ends by itself.
 fn stop(role: &str) {
-    let victim = strike(role, Signal::STOP, "is stopped", SILENCE);
+    let (victim, ..) = strike(role, Signal::STOP, "is stopped");
     victim.signal(Signal::CONT);
     let (said, _) = victim.finish();
     assert!(said.contains("told: "), "{role}: {said}");
@@ -186,14 +195,13 @@ fn hosted() -> (Process, Vec<Process>) {
     (host, ranks)
 }
 
-/// All ranks learn that the host is lost, soon after it was killed.
+/// All ranks learn that the host is lost.
 fn lost_when_killed(host: &Process, ranks: Vec<Process>) {
     let struck = host.signal(Signal::KILL);
     for rank in ranks {
         let (said, ended) = rank.finish();
         assert!(said.contains("is lost") && said.contains(&format!("(pid {})", host.child.id())), "{said}");
-        let took = ended.checked_duration_since(struck).expect("nobody ended before");
-        assert!(took < Duration::from_secs(1) + LENIENCY, "it took {took:?}");
+        assert!(ended >= struck, "nobody ended before");
     }
 }
 
@@ -208,9 +216,9 @@ fn a_host_of_the_rendezvous_that_is_killed_is_named() {
 fn a_host_of_the_rendezvous_that_is_stopped_for_a_while_is_waited_for() {
     let (host, ranks) = hosted();
     host.signal(Signal::STOP);
-    thread::sleep(3 * SILENCE);
+    lapse("the host, which is stopped", 3 * SILENCE);
     host.signal(Signal::CONT);
-    thread::sleep(SILENCE);
+    lapse("the ranks, which might take it for lost", SILENCE);
     lost_when_killed(&host, ranks);
 }
 
@@ -220,19 +228,16 @@ fn a_rank_that_hosts_the_rendezvous_and_is_stopped_is_named_by_its_number() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port");
     let mut ranks = start_ranks(3, "direct-collective", &Address::Tcp(free.to_string()), &key);
     let host = ranks.remove(0);
-    let struck = host.signal(Signal::STOP);
+    host.signal(Signal::STOP);
     for rank in ranks {
-        let (said, ended) = rank.finish();
+        let (said, _) = rank.finish();
         assert!(said.contains("rank 0") && said.contains("is stopped"), "{said}");
-        assert!(ended.saturating_duration_since(struck) < SILENCE + LENIENCY, "it took too long");
     }
 }
 
 #[test]
 fn a_rank_that_is_lost_before_the_others_have_reached_it_is_not_waited_for() {
-    for (signal, words, within) in
-        [(Signal::KILL, "is gone", Duration::from_secs(1)), (Signal::STOP, "is stopped", SILENCE)]
-    {
+    for (signal, words) in [(Signal::KILL, "is gone"), (Signal::STOP, "is stopped")] {
         let key = new_key();
         let server = host::serve(&place("early"), 3, &key);
         let mut ranks: Vec<Process> = ["direct-early", "lost-early", "direct-early"]
@@ -242,12 +247,10 @@ fn a_rank_that_is_lost_before_the_others_have_reached_it_is_not_waited_for() {
             .collect();
         let mut victim = ranks.remove(1);
         victim.await_ready();
-        let struck = victim.signal(signal);
+        victim.signal(signal);
         for rank in ranks {
-            let (said, ended) = rank.finish();
+            let (said, _) = rank.finish();
             assert!(said.contains("not started: ") && said.contains("rank 1") && said.contains(words), "{said}");
-            let took = ended.saturating_duration_since(struck);
-            assert!(took < within + LENIENCY + ATTEMPT, "it took {took:?}");
         }
     }
 }
@@ -285,16 +288,16 @@ fn a_process_plays_its_role() {
     let before = Instant::now();
     println!("ready");
     if how == "finish" {
-        thread::sleep(Duration::from_millis(500) * world.rank() as u32);
+        lapse("ranks that end one after the other", Duration::from_millis(500) * world.rank() as u32);
         assert!(world.lifeline().is_some_and(|lifeline| lifeline.notice().is_none()));
         return println!("all is well");
     }
     if world.rank() == 1 && how != "collective" {
         await_a_gap(how, before);
     }
-    let began = Instant::now();
+    let deadline = Deadline::after(DEADLINE);
     let error = loop {
-        assert!(began.elapsed() < DEADLINE, "nothing was told");
+        deadline.check("word of the loss");
         if let Err(error) = step(&mut world, what) {
             break error;
         }
@@ -312,13 +315,13 @@ fn meet_and_be_lost() {
     let introduction = introduce(&listener.contact(environment.host.clone()).encode());
     let _lifeline = way.join(environment.rank, &introduction, deadline).expect("all come");
     println!("ready");
-    thread::sleep(DEADLINE);
+    lapse("a process that waits to be killed", DEADLINE);
 }
 
 /// What a rank with default settings says at the rendezvous (`introduction.rs`).
 fn introduce(contact: &[u8]) -> Vec<u8> {
     let shown: HashMap<String, String> = Config::default().shown().into_iter().collect();
-    let settings = ["wire_protection", "hierarchical_allreduce", "disable_group_fusion", "plane"];
+    let settings = ["wire_protection", "hierarchical_allreduce", "disable_group_fusion", "plane", "check_parameters"];
     // Format 5, no devices, no NCCL and no word why.
     let mut bytes = vec![5, 0, 0, 0, 0, 0, 0, 0, settings.len() as u8];
     for setting in settings {
@@ -339,7 +342,7 @@ fn host() {
     let at = variable(environment::RENDEZVOUS).parse().expect("an address");
     let _server = host::serve(&at, 2, &key);
     println!("ready");
-    thread::sleep(DEADLINE);
+    lapse("a process that waits to be killed", DEADLINE);
 }
 
 fn step(world: &mut World, what: &str) -> Result<(), Error> {
@@ -364,7 +367,7 @@ fn await_a_gap(how: &str, began: Instant) {
         assert!(now - began < DEADLINE, "nobody has stopped this rank");
         last = now;
         if how == "idle" {
-            thread::sleep(Duration::from_millis(10));
+            lapse("a rank that is idle", Duration::from_millis(10));
         }
     }
 }

@@ -142,7 +142,7 @@ int main(void) {
     OK(farandole_barrier());
     OK(farandole_shutdown());
     if (ticket != FARANDOLE_NO_TICKET) {
-        REFUSED(farandole_wait(ticket, 60.0), FARANDOLE_SHUT_DOWN, "has ended");
+        REFUSED(farandole_wait(ticket, 60.0), FARANDOLE_SHUT_DOWN, "the job"); /* whichever rank left first */
     }
     OK(farandole_ticket_free(ticket));
     REFUSED(farandole_barrier(), FARANDOLE_NOT_INITIALIZED, "farandole_init");

@@ -36,6 +36,7 @@
 //! A [`Learner`] is a module with its optimizer as the state of an elastic training, which goes on when ranks leave or
 //! join ([`crate::elastic`]).
 
+mod compared;
 mod learner;
 mod optimizer;
 mod outbox;

@@ -23,13 +23,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use ::burn::module::{Module, ModuleVisitor, Param, ParamId};
 use ::burn::optim::GradientsParams;
 use ::burn::tensor::{Tensor, TensorData};
-use farandole_plan::Dtype;
+use farandole_plan::{Dtype, GroupId};
 use farandole_tensor::Region;
 
+use super::compared;
 use super::parameters::{list, text};
 use super::staging::{self, float_dtype};
 use crate::agreement::agree;
 use crate::error::{Error, Result};
+use crate::parameter_check::CheckSchedule;
 use crate::wire::{self, Wire};
 use crate::world::World;
 use crate::{Engine, Ticket, wait_all};
@@ -48,6 +50,10 @@ struct Office {
     alone: bool,
     wire: Wire,
     passes_per_step: usize,
+    /// Name of the requests in which ranks compare their parameters, before they change them.
+    compared_name: String,
+    /// Taken by `collect` alone.
+    checks: Mutex<CheckSchedule>,
     /// Name of the request in which ranks say what they have.
     present_name: Arc<str>,
     addresses: Vec<Address>,
@@ -138,6 +144,8 @@ impl Outbox {
             alone: engine.size() == 1,
             wire,
             passes_per_step: passes_per_step.max(1),
+            compared_name: format!("{prefix}.compared"),
+            checks: Mutex::new(CheckSchedule::new(engine.config().check_parameters, 0)),
             present_name: format!("{prefix}.present").into(),
             addresses,
             by_id,
@@ -187,6 +195,7 @@ impl Outbox {
     /// module is another one, or ranks are lost; [`Error::Overflow`], on all ranks, if gradients do not fit
     /// [`Wire::F16`].
     pub fn collect<M: Module>(&self, module: &M, gradients: GradientsParams) -> Result<GradientsParams> {
+        self.office.compare(module)?;
         let mut closing = Closing { office: &self.office, gradients, seen: vec![false; self.office.addresses.len()] };
         module.visit(&mut closing);
         let Closing { gradients, seen, .. } = closing;
@@ -219,6 +228,26 @@ impl Outbox {
 impl Office {
     fn desk(&self) -> MutexGuard<'_, Desk> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compares the parameters of all ranks, if that is due, and warns if they differ.
+    fn compare<M: Module>(&self, module: &M) -> Result<()> {
+        if self.alone || self.addresses.is_empty() {
+            return Ok(());
+        }
+        let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(due) = checks.next_step() else { return Ok(()) };
+        let path = |name: &'_ Arc<str>| name.find('/').map_or(0, |end| end + 1);
+        let names = self.by_id.iter().map(|(id, &index)| {
+            let name = &self.addresses[index].name;
+            (*id, &name[path(name)..])
+        });
+        let list = compared::listed(module, names.collect(), due.depth);
+        if let Some(found) = list.compare(&*self.engine()?, GroupId::WORLD, &self.compared_name)? {
+            checks.end();
+            found.warn(due, "farandole::burn::broadcast_parameters");
+        }
+        Ok(())
     }
 
     fn engine(&self) -> Result<Arc<Engine>> {

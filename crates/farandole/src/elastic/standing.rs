@@ -20,6 +20,8 @@
 //!
 //! Pure: values go in and come out.
 
+use std::time::Duration;
+
 use super::samples::SamplePlace;
 
 /// What one rank brings.
@@ -145,6 +147,23 @@ pub fn decide(standings: &[Standing]) -> Decision {
     }
 }
 
+/// How often a block may fail in a row with the same ranks. Ranks that contradict each other, because the program has a
+/// mistake, would fail without end; a network that resets connections recovers.
+const MOST_ATTEMPTS: u64 = 10;
+
+/// The pause before the second repetition: connecting a new world takes about as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// The pause before a block is computed again, by how often it has failed in a row before: none after the first
+/// failure, then exponential backoff, 25 s in total. `None`: it is not computed again.
+pub fn pause_before_retry(failed_before: u64) -> Option<Duration> {
+    match failed_before {
+        0 => Some(Duration::ZERO),
+        1..MOST_ATTEMPTS => Some(FIRST_PAUSE * (1 << (failed_before - 1))),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,6 +241,14 @@ mod tests {
         let decision = decide(&[streamed(7, 70), streamed(7, 70)]);
         assert_eq!((decision.source, decision.is_sent, decision.is_to_compare), (0, true, false));
         assert!(!decide(&[streamed(7, 70)]).is_sent, "one state is the same on all ranks");
+    }
+
+    #[test]
+    fn a_burst_of_resets_of_twenty_seconds_does_not_end_a_training_and_a_mistake_does() {
+        let pauses: Vec<Duration> = (0..).map_while(pause_before_retry).collect();
+        assert_eq!(pauses[..3], [Duration::ZERO, FIRST_PAUSE, 2 * FIRST_PAUSE]);
+        assert!(pauses.iter().sum::<Duration>() > Duration::from_secs(20), "{pauses:?}");
+        assert_eq!(pause_before_retry(u64::MAX), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use farandole_tensor::Element;
 use farandole_tensor::element::{as_bytes, with_bytes_mut};
 
-use super::streamed::digest;
+use super::state_digest as digest;
 use crate::error::{Error, Result};
 use crate::world::World;
 

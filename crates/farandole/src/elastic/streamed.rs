@@ -164,32 +164,6 @@ pub(crate) fn contact(access: &RendezvousAccess, host: &str, member: u64) -> Vec
     })
 }
 
-/// A number that depends on all bits of a state, or of a part of it.
-pub fn digest(bytes: &[u8]) -> u64 {
-    // Four sums at a time, so that the processor need not wait for a multiplication. Each step is one-to-one in the
-    // word and in the sum, so a single word that differs is always seen.
-    const FACTORS: [u64; 4] =
-        [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb, 0xd6e8_feb8_6659_fd93];
-    let mut sums = FACTORS;
-    let mix =
-        |sum: u64, word: &[u8; 8], factor: u64| (sum ^ u64::from_le_bytes(*word)).wrapping_mul(factor).rotate_left(29);
-    let (blocks, rest) = bytes.as_chunks::<32>();
-    for block in blocks {
-        for ((sum, word), factor) in sums.iter_mut().zip(block.as_chunks::<8>().0).zip(FACTORS) {
-            *sum = mix(*sum, word, factor);
-        }
-    }
-    let mut last = [0; 32];
-    last[..rest.len()].copy_from_slice(rest);
-    let ends = last
-        .as_chunks::<8>()
-        .0
-        .iter()
-        .chain([&(bytes.len() as u64).to_le_bytes()])
-        .fold(0, |sum, word| mix(sum, word, FACTORS[0]));
-    sums.iter().fold(ends, |sum, other| mix(sum, &other.to_le_bytes(), FACTORS[1]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,23 +175,5 @@ mod tests {
         assert_eq!(Nested::decode(&update.encode()).unwrap(), update);
         assert!(Vec::<f32>::decode(&[0; 7]).is_err());
         assert!(Nested::decode(&[]).is_err());
-    }
-
-    #[test]
-    fn a_digest_sees_every_bit_and_the_length() {
-        let bytes: Vec<u8> = (0..99).collect();
-        let known = digest(&bytes);
-        assert_eq!(known, digest(&bytes.clone()));
-        for place in 0..bytes.len() {
-            let mut other = bytes.clone();
-            other[place] ^= 1 << (place % 8);
-            assert_ne!(digest(&other), known, "bit of byte {place}");
-        }
-        let zeros = [0; 70];
-        let digests: std::collections::BTreeSet<u64> = (0..=70).map(|end| digest(&zeros[..end])).collect();
-        assert_eq!(digests.len(), 71);
-        let mut swapped = bytes.clone();
-        swapped.swap(0, 32);
-        assert_ne!(digest(&swapped), known);
     }
 }

@@ -57,7 +57,7 @@ use farandole_trace::event::{RecoveryStage, StepFate};
 
 use super::joining::Streams;
 use super::samples::{SamplePlace, Samples, StepBatch};
-use super::standing::{Decision, Standing, decide};
+use super::standing::{Decision, Standing, decide, pause_before_retry};
 use super::state::{ElasticState, WorldChange};
 use super::streamed::Replay;
 use super::{candidates, is_enabled, leave};
@@ -65,10 +65,6 @@ use crate::error::{Error, Result};
 use crate::named::Pending;
 use crate::setup::Setup;
 use crate::world::World;
-
-/// How often a block may fail in a row with the same ranks: ranks that contradict each other, because the program has a
-/// mistake, would fail for ever. More than one, for failures that come from the network and pass.
-const MOST_ATTEMPTS: u64 = 5;
 
 /// What becomes of a step during which a rank was lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -387,13 +383,13 @@ impl<S: ElasticState> Training<S> {
 
     /// Goes on with the ranks that are left, if the error is the loss of one.
     fn recover_from<E: From<Error>>(&mut self, error: E, on_loss: LossPolicy) -> std::result::Result<(), E> {
-        if !is_enabled() || !self.world().has_ended() || self.standing.attempts >= MOST_ATTEMPTS {
-            return Err(error);
-        }
+        let pause = pause_before_retry(self.standing.attempts);
+        let Some(pause) = pause.filter(|_| is_enabled() && self.world().has_ended()) else { return Err(error) };
         self.standing.attempts += 1;
         if on_loss == LossPolicy::Drop {
             self.pass_over();
         }
+        std::thread::sleep(pause);
         self.next_generation()?;
         Ok(self.agree_at_last()?)
     }
@@ -411,7 +407,8 @@ impl<S: ElasticState> Training<S> {
     /// Agrees with the ranks of this generation, or of a later one if more are lost meanwhile.
     fn agree_at_last(&mut self) -> Result<()> {
         while let Err(error) = self.agree() {
-            if !is_enabled() || !self.world().has_ended() || self.standing.attempts >= MOST_ATTEMPTS {
+            let may_repeat = pause_before_retry(self.standing.attempts).is_some();
+            if !is_enabled() || !self.world().has_ended() || !may_repeat {
                 return Err(error);
             }
             self.next_generation()?;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use farandole_testing::Folder;
+use farandole_testing::{Deadline, Folder};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::program::{start, wait_until};
@@ -73,10 +73,9 @@ impl Cluster {
         let words: Vec<&str> =
             ["--foreground", "--force"].into_iter().chain(words.iter().map(String::as_str)).collect();
         self.start_daemon("munged", &words);
-        let deadline = Instant::now() + READY;
+        let deadline = Deadline::after(READY);
         while !self.folder.join("munge.socket").exists() {
-            assert!(Instant::now() < deadline, "munged does not come up: {}", self.logs());
-            std::thread::sleep(Duration::from_millis(5));
+            deadline.pause(format!("munged, which does not come up: {}", self.logs()));
         }
     }
 
@@ -93,7 +92,7 @@ impl Cluster {
     }
 
     fn wait_until_ready(&mut self) {
-        let deadline = Instant::now() + READY;
+        let deadline = Deadline::after(READY);
         loop {
             let idle = self.command("sinfo").args(["--noheader", "--format=%t"]).output();
             let idle = idle.expect("sinfo can be started: cargo xtask ci installs it");
@@ -102,8 +101,7 @@ impl Cluster {
             }
             let ended = self.daemons.iter_mut().any(|daemon| !matches!(daemon.try_wait(), Ok(None)));
             assert!(!ended, "a daemon has ended (are they installed? cargo xtask ci does it): {}", self.logs());
-            assert!(Instant::now() < deadline, "the cluster does not become ready: {}", self.logs());
-            std::thread::sleep(Duration::from_millis(50));
+            deadline.pause(format!("the cluster, which does not become ready: {}", self.logs()));
         }
     }
 

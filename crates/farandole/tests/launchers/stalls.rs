@@ -5,7 +5,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole::stall::{OnStall, StallNotice};
 use farandole::{ReduceOp, Setup, World};
@@ -55,7 +55,7 @@ const LATE: Duration = Duration::from_secs(5);
 pub(crate) fn come_late() {
     let mut world = listening(|_| {});
     if world.rank() == 1 {
-        std::thread::sleep(LATE);
+        farandole_testing::lapse("rank 1, which is late", LATE);
     }
     match world.barrier() {
         Ok(()) => println!("rank {} is done", world.rank()),
@@ -92,11 +92,7 @@ pub(crate) fn stop(stopped: usize) {
 }
 
 fn await_that(holds: impl Fn() -> bool) {
-    let end = Instant::now() + LONG;
-    while !holds() {
-        assert!(Instant::now() < end, "it did not come to pass");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    farandole_testing::wait_until("it", LONG, holds);
 }
 
 /// Every rank was told of both waits, once of each.

@@ -51,7 +51,7 @@ impl Plane for FilePlane {
         thread::spawn(move || {
             while alive.upgrade().is_some() {
                 bell.ring();
-                thread::sleep(LOOK_EVERY);
+                farandole_testing::lapse("the other ranks' files", LOOK_EVERY);
             }
         });
         Ok(Box::new(FileGroup { member, reduced: Arc::clone(&self.reduced) }))

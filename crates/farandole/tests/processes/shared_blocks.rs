@@ -5,13 +5,13 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole::World;
 use farandole_storage::cache::peers::PeerCaches;
 use farandole_storage::cache::{AskPeers, CacheOptions, CachedStorage, ReadAhead};
 use farandole_storage::{Object, ObjectVersion, Storage, StorageCounters, StorageError};
-use farandole_testing::wait_until;
+use farandole_testing::{lapse, wait_until};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
 const BLOCK: usize = 64 << 10;
@@ -39,7 +39,7 @@ impl Storage for NotedStorage {
         let mut notes = File::options().append(true).create(true).open(self.0.join("reads")).expect("a file for notes");
         notes.write_all(format!("{path} {offset}\n").as_bytes()).expect("a note");
         // As slow as a store: ranks ask for what another one is reading.
-        std::thread::sleep(Duration::from_millis(20));
+        lapse("the store, which is slow", Duration::from_millis(20));
         buffer.iter_mut().zip(offset..).for_each(|(byte, at)| *byte = byte_at(path, at));
         Ok(())
     }
@@ -90,18 +90,20 @@ pub(crate) fn read_together(world: &mut World, folder: &Path) {
     assert_eq!((counts.from_peers + counts.misses) as usize, BLOCKS, "{counts}");
 }
 
-/// Rank 1 is killed after everybody has a cache. The others read on.
+/// Rank 1 is killed after all ranks have a cache. The others continue to read.
 pub(crate) fn read_while_one_dies(world: &mut World, folder: &Path) {
     let storage = cache(folder);
     read(&storage, "first");
     world.barrier().expect("all have read");
+    // A rank that is still in the barrier when another one is killed may get an error.
+    let left = |rank: usize| folder.join(format!("left.{rank}"));
+    fs::write(left(world.rank()), "").expect("a note");
     if world.rank() == 1 {
+        wait_until("ranks that have left the barrier", LIMIT, || (0..world.size()).all(|rank| left(rank).exists()));
         kill_process(getpid(), Signal::KILL).expect("kill");
     }
-    let began = Instant::now();
+    // Nobody is left to wait for.
     read(&storage, "another");
-    // Reads of half a second, and nobody to wait for.
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
 /// Rank 1 is stopped, and answers nothing. Rank 0 reads on, and then lets it go on.
@@ -119,10 +121,8 @@ pub(crate) fn read_while_one_is_stopped(world: &mut World, folder: &Path) {
         let pid: i32 = fs::read_to_string(&note).expect("a note").parse().expect("a number");
         let state = || fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
         wait_until("a rank that is stopped", LIMIT, || state().contains(") T "));
-        let began = Instant::now();
+        // It would wait for ever if it waited for the answer of a rank that is stopped.
         read(&storage, "another");
-        // One question waits for two seconds; then the rank is left alone.
-        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
         kill_process(Pid::from_raw(pid).expect("a process"), Signal::CONT).expect("go on");
     }
     world.barrier().expect("all go on");

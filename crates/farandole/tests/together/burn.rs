@@ -66,9 +66,25 @@ fn mistakes_are_errors_that_name_the_parameter() {
     job::play(2, "burn-mistakes");
 }
 
+#[test]
+fn parameters_that_were_not_broadcast_are_noticed_before_the_first_step() {
+    let warned = |role| {
+        let words = job::play(2, role).join("");
+        words.matches("parameters differ between ranks before the first step").count()
+    };
+    assert_eq!(warned("burn-forgotten"), 1);
+    assert_eq!(warned("burn-broadcast"), 0);
+    let words = job::play(2, "burn-forgotten").join("");
+    let named = "was farandole::burn::broadcast_parameters forgotten? The first that differs is \"layer.weight\": rank 0 \
+                 and rank 1 differ";
+    assert!(words.contains(named), "{words}");
+}
+
 pub(crate) fn play(role: &str) {
     let mut world = farandole::init().expect("ranks find each other");
     match role {
+        "burn-forgotten" => initialised_apart(&mut world, false),
+        "burn-broadcast" => initialised_apart(&mut world, true),
         "burn" => train(&mut world, Wire::F32),
         "burn-bf16" => train(&mut world, Wire::Bf16),
         "burn-f16" => train(&mut world, Wire::F16),
@@ -152,6 +168,26 @@ fn accumulate(world: &World) {
 struct Normed {
     layer: Linear,
     norm: BatchNorm,
+}
+
+/// The statistics of ranks differ on purpose.
+fn initialised_apart(world: &mut World, broadcasts: bool) {
+    let device = Device::flex().autodiff();
+    device.seed(world.rank() as u64);
+    // More elements than a sample has.
+    let layer = LinearConfig::new(200, 40).init(&device);
+    let mut module = Normed { layer, norm: BatchNormConfig::new(40).init(&device) };
+    if broadcasts {
+        module = broadcast_parameters(world, module, 0).expect("ranks agree");
+    }
+    let mut optimizer =
+        DistributedOptimizer::new(world, &module, SgdConfig::new().init(), Wire::F32).expect("ranks agree");
+    for _ in 0..3 {
+        let seen = Tensor::<2>::full([4, 200], world.rank() as f32, &device);
+        let loss = module.norm.forward(module.layer.forward(seen)).powf_scalar(2.0).sum();
+        let gradients = GradientsParams::from_grads(loss.backward(), &module);
+        module = optimizer.step(0.1, module, gradients).expect("a step");
+    }
 }
 
 fn buffers(world: &mut World) {

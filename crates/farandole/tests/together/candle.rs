@@ -1,7 +1,8 @@
 //! Candle's gradients, averaged.
 
 use candle_core::{Device, Var};
-use farandole::candle::{Averager, Wire};
+use farandole::World;
+use farandole::candle::{Averager, Wire, broadcast_parameters};
 
 use super::{assert_close, job, numbers, print_numbers};
 
@@ -22,8 +23,37 @@ fn a_gradient_that_one_rank_lacks_counts_as_zero_and_different_names_are_an_erro
     job::play(2, "candle-odd");
 }
 
+#[test]
+fn variables_that_were_not_broadcast_are_noticed_before_the_first_step() {
+    let named = "parameters differ between ranks before the first step; was farandole::candle::broadcast_parameters \
+                 forgotten? The first that differs is \"weight\": rank 0 and rank 1 differ";
+    let forgotten = job::play(2, "candle-forgotten").join("");
+    assert_eq!(forgotten.matches(named).count(), 1, "{forgotten}");
+    let broadcast = job::play(2, "candle-broadcast").join("");
+    assert!(!broadcast.contains("parameters differ"), "{broadcast}");
+}
+
+/// Has more elements than a sample, and a bias that is the same.
+fn initialised_apart(world: &mut World, broadcasts: bool) {
+    let numbers = (0..3000).map(|place| (place * (world.rank() + 1)) as f32).collect();
+    let weight = Var::from_vec(numbers, (50, 60), &Device::Cpu).expect("a variable");
+    let bias = Var::from_vec(vec![1.0f32; 3], 3, &Device::Cpu).expect("a variable");
+    let named = [("weight", &weight), ("bias", &bias)].map(|(name, var)| (name.to_owned(), var.clone()));
+    if broadcasts {
+        broadcast_parameters(world, named.clone(), 0).expect("ranks agree");
+    }
+    let averager = Averager::new(world, named, Wire::F32).expect("ranks agree");
+    for _ in 0..3 {
+        let loss = weight.as_tensor().sum_all().expect("a sum");
+        averager.average(&mut loss.backward().expect("backward works")).expect("ranks average");
+    }
+}
+
 pub(crate) fn play(role: &str) {
     let mut world = farandole::init().expect("ranks find each other");
+    if let "candle-forgotten" | "candle-broadcast" = role {
+        return initialised_apart(&mut world, role == "candle-broadcast");
+    }
     if role == "candle" {
         let (weights, _) = example::train(&mut world, 20, Wire::F32).expect("training works");
         return print_numbers("weights", &weights);

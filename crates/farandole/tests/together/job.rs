@@ -7,7 +7,7 @@ mod variables;
 
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole_cluster::Address;
 use farandole_transport::Key;
@@ -44,11 +44,8 @@ fn finish(children: Vec<Child>, role: &str) -> Vec<String> {
         .into_iter()
         .map(|child| thread::spawn(move || child.wait_with_output().expect("a child can be waited for")))
         .collect();
-    let started = Instant::now();
-    while !waiters.iter().all(thread::JoinHandle::is_finished) {
-        assert!(started.elapsed() < DEADLINE, "a rank hangs in {role}");
-        thread::sleep(Duration::from_millis(5));
-    }
+    let have_ended = || waiters.iter().all(thread::JoinHandle::is_finished);
+    farandole_testing::wait_until(format!("the end of all ranks in {role}"), DEADLINE, have_ended);
     waiters
         .into_iter()
         .map(|waiter| {

@@ -7,6 +7,7 @@
 
 mod collectives;
 mod job;
+mod leaving;
 
 #[cfg(feature = "burn")]
 mod burn;
@@ -23,6 +24,7 @@ fn a_rank_plays_its_role() {
     match role.as_str() {
         "collectives" => collectives::play(),
         "sets" => collectives::play_sets(),
+        role if role.starts_with("leaving") => leaving::play(role),
         #[cfg(feature = "burn")]
         role if role.starts_with("burn") => burn::play(role),
         #[cfg(feature = "candle")]
