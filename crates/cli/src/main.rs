@@ -196,7 +196,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Profile(args) => report::profile::run(&args)?,
         Command::Doctor(args) => return doctor::run(&args),
         Command::DoctorProbe { library } => doctor::serve_probe(&library)?,
-        Command::Bench(args) => bench::run(&args)?,
+        Command::Bench(args) => return bench::run(&args),
         Command::Timeline(args) => timeline::run(&args)?,
         Command::Study(args) => return study::run(&args),
         Command::Top(args) => return top::run(&args),

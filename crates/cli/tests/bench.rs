@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use farandole_testing::finish;
+use farandole_testing::{Deadline, finish};
 
 /// Far more than any run here needs; a run that hangs is killed and fails.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -71,11 +71,41 @@ fn mapped_buffers_many_tensors_and_the_bound_are_measured() {
 }
 
 #[test]
+fn inside_a_job_its_ranks_are_measured() {
+    let farandole = env!("CARGO_BIN_EXE_farandole");
+    let quick = ["--rounds", "1", "--iters", "3", "--json", "-"];
+    let run = |command: &mut Command, words: &[&str]| {
+        let output = finish(command.args(words).args(quick), PATIENCE);
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["hosts"], 1);
+        assert!(report["sizes"].as_array().unwrap().iter().all(|size| size["farandole"]["wrong"] == 0), "{report}");
+        report["ranks"].as_u64()
+    };
+    let in_job = ["run", "--no-prefix", "-np", "3", farandole, "bench"];
+    for how in [&["allreduce", "--sizes", "4,1M", "--recorder-off"][..], &["alltoall", "--sizes", "9K", "--pin"]] {
+        assert_eq!(run(&mut Command::new(farandole), &[&in_job, how].concat()), Some(3));
+    }
+    // A job of its own on named hosts, of which this is one.
+    let named = ["bench", "allgather", "-H", "localhost:2", "--sizes", "4K", "--through", "engine"];
+    assert_eq!(run(&mut Command::new(farandole), &named), Some(2));
+    // Inside a job, -np still asks for a job of its own.
+    let nested = ["run", "--no-prefix", "-np", "1", farandole, "bench", "broadcast", "-np", "2", "--sizes", "4"];
+    assert_eq!(run(&mut Command::new(farandole), &nested), Some(2));
+}
+
+#[test]
 fn what_does_not_fit_together_is_refused_before_anything_starts() {
     for (words, explanation) in [
         (&["allreduce", "-np", "0"][..], "give 1 to 1024 ranks"),
         (&["allreduce", "-np", "two"], "invalid digit"),
-        (&["allreduce"], "--np <RANKS>"),
+        (&["allreduce"], "how many ranks? Give -np 2"),
+        (
+            &["allreduce", "-H", "h1:2", "--against", "gloo"],
+            "--against: works only where the benchmark starts all ranks",
+        ),
+        (&["allreduce", "-H", "h1:2", "--limit"], "--limit: works only where"),
+        (&["allreduce", "-H", "h1:x"], "h1:x"),
         (&["sum", "-np", "2"], "possible values"),
         (&["allreduce", "-np", "2", "--sizes", "8..4"], "goes from 8 B down to 4 B"),
         (&["allreduce", "-np", "2", "--dtype", "float31"], "there is: bool"),
@@ -125,7 +155,7 @@ fn ranks_end_with_their_driver() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let began = Instant::now();
+    let deadline = Deadline::after(PATIENCE);
     let ranks = loop {
         let pids = descendants(driver.id());
         let is_rank = |pid: &&String| {
@@ -135,8 +165,7 @@ fn ranks_end_with_their_driver() {
         if pids.iter().filter(is_rank).count() == 2 {
             break pids;
         }
-        assert!(began.elapsed() < PATIENCE, "the ranks did not start");
-        std::thread::sleep(Duration::from_millis(5));
+        deadline.pause("the start of the ranks");
     };
     // Killed without warning, the driver cannot clean up.
     driver.kill().unwrap();
@@ -146,7 +175,6 @@ fn ranks_end_with_their_driver() {
         !status.is_empty() && !status.contains(") Z ")
     };
     while ranks.iter().any(|pid| alive(pid)) {
-        assert!(began.elapsed() < PATIENCE, "ranks {ranks:?} outlive their driver");
-        std::thread::sleep(Duration::from_millis(5));
+        deadline.pause(format!("the end of {ranks:?}, which outlive their driver"));
     }
 }

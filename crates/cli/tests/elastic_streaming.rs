@@ -215,7 +215,7 @@ fn a_member_trains() {
     *NOTES.lock().unwrap() = Some(std::fs::File::create(path).unwrap());
     if fate("started").is_some() {
         std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_millis(500));
+            farandole_testing::lapse("a member that has started", Duration::from_millis(500));
             meet_fate("started");
         });
     }
@@ -247,7 +247,7 @@ fn step(
     batch: &farandole::elastic::StepBatch,
 ) -> Result<(Vec<f32>, Vec<u64>)> {
     assert_eq!(batch.step, state.steps());
-    std::thread::sleep(STEP);
+    farandole_testing::lapse("a step", STEP);
     meet_fate(&state.steps().to_string());
     let fate = of(&std::env::var(FATES).unwrap_or_default(), "rank1", &state.steps().to_string());
     if world.rank() == 1 && fate.is_some() && is_first("rank1") {

@@ -54,59 +54,14 @@ fn report(traces: &Path) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The illness is the first finding, and without it the job takes as long as was said; or why not.
-fn cured(ill: &Value, cause: &str, healthy: &Value) -> Result<(), String> {
+/// The illness is the first finding, and without it the job takes as long as was said.
+fn cured(ill: &Value, cause: &str, healthy: &Value) {
     let first = &ill["findings"][0];
-    if first["cause"] != cause {
-        return Err(format!("not {cause} first: {}", ill["headline"]));
-    }
+    assert_eq!(first["cause"], cause, "{}", ill["headline"]);
     let predicted = first["without"]["time_saved_percent"].as_f64().unwrap();
     let measured = 100.0 * (1.0 - healthy["ns"].as_f64().unwrap() / ill["ns"].as_f64().unwrap());
-    if (predicted - measured).abs() < POINTS {
-        Ok(())
-    } else {
-        Err(format!("{cause}: {predicted:.1} % were predicted, {measured:.1} % measured"))
-    }
-}
-
-/// Compares runs anew where it did not come out. Ranks that share their cores with somebody else's work have illnesses
-/// of their own, and two runs that are compared then differ by more than one; a wrong report is wrong each time.
-fn in_one_of_five_attempts(attempt: impl Fn(&Folder) -> Result<(), String>) {
-    let mut reasons = Vec::new();
-    for _ in 0..5 {
-        match attempt(&Folder::new()) {
-            Ok(()) => return,
-            Err(reason) => reasons.push(reason),
-        }
-    }
-    panic!("{}", reasons.join("\n"));
-}
-
-#[test]
-fn each_illness_is_the_first_finding_and_its_cure_brings_what_was_predicted() {
-    for (cause, ill, healthy) in [
-        ("input", &["input-ms=30"][..], &[][..]),
-        ("late", &["late-rank=2", "late-ms=30"], &[]),
-        ("checkpoint", &["checkpoint-ms=200"], &[]),
-        // Evaluation is not taken away but shared: 200 ms on one rank become 50 ms on each.
-        ("sequential", &["evaluation-ms=200"], &["evaluation-ms=200", "shared=1"]),
-    ] {
-        in_one_of_five_attempts(|folder| {
-            let run = |name: &str, words: &[&str]| {
-                rehearse(&folder.join(name), words);
-                report(&folder.join(name))
-            };
-            let (ill, cure) = (run("ill", ill), run("healthy", healthy));
-            if healthy.is_empty() && cure["efficiencies"]["parallel_efficiency"].as_f64().unwrap() < 0.6 {
-                return Err(format!("healthy: {}", cure["headline"]));
-            }
-            cured(&ill, cause, &cure)?;
-            match &ill["findings"][0]["rank"] {
-                rank if cause == "late" && *rank != 2 => Err(format!("rank 2 is late, and not {rank}")),
-                _ => Ok(()),
-            }
-        });
-    }
+    let difference = (predicted - measured).abs();
+    assert!(difference < POINTS, "{cause}: {predicted:.1} % were predicted, {measured:.1} % measured");
 }
 
 /// Makes two hosts with a link between them, limited if so told, and starts a rank on each. 77: there are no namespaces
@@ -149,16 +104,43 @@ fn rehearse_on_two_hosts(traces: &Path, limit: &str, words: &[&str]) {
     assert!(output.status.success(), "{words:?}: {output:?}");
 }
 
-#[test]
-fn a_link_that_is_too_slow_is_the_first_finding_and_a_faster_one_brings_what_was_predicted() {
-    in_one_of_five_attempts(|folder| {
-        // 1 MB each way at 100 Mbit/s is some 84 ms, beside 20 ms of work.
-        let words = ["iterations=20", "tensors=4", "bytes=262144"];
+/// They compare what they measure with what was predicted. An illness takes at least as long as all the rest, so that
+/// the few milliseconds by which a busy machine delays a phase change neither the order of findings nor shares of the
+/// time by much.
+mod timings {
+    use super::*;
+
+    #[test]
+    fn each_illness_is_the_first_finding_and_its_cure_brings_what_was_predicted() {
+        for (cause, ill, healthy) in [
+            ("input", &["work-ms=50", "input-ms=100"][..], &["work-ms=50"][..]),
+            ("late", &["work-ms=50", "late-rank=2", "late-ms=100"], &["work-ms=50"]),
+            ("checkpoint", &["work-ms=50", "checkpoint-ms=600"], &["work-ms=50"]),
+            // Evaluation is not taken away but shared: 800 ms on one rank become 200 ms on each.
+            ("sequential", &["work-ms=50", "evaluation-ms=800"], &["work-ms=50", "evaluation-ms=800", "shared=1"]),
+        ] {
+            let folder = Folder::new();
+            let run = |name: &str, words: &[&str]| {
+                rehearse(&folder.join(name), words);
+                report(&folder.join(name))
+            };
+            let (ill, cure) = (run("ill", ill), run("healthy", healthy));
+            cured(&ill, cause, &cure);
+            let rank = &ill["findings"][0]["rank"];
+            assert!(cause != "late" || *rank == 2, "rank 2 is late, and not {rank}");
+        }
+    }
+
+    #[test]
+    fn a_link_that_is_too_slow_is_the_first_finding_and_a_faster_one_brings_what_was_predicted() {
+        let folder = Folder::new();
+        // 2 MB each way at 100 Mbit/s are some 168 ms, beside 20 ms of work.
+        let words = ["iterations=20", "tensors=4", "bytes=524288"];
         rehearse_on_two_hosts(&folder.join("slow"), "100mbit", &words);
         rehearse_on_two_hosts(&folder.join("fast"), "none", &words);
         let slow = report(&folder.join("slow"));
         assert_eq!(slow["hosts"], 2);
-        cured(&slow, "transfer", &report(&folder.join("fast")))?;
+        cured(&slow, "transfer", &report(&folder.join("fast")));
         // The profile sees it as well: the same messages, in far less time.
         let (slow, fast) = (folder.join("slow"), folder.join("fast"));
         let (slow, fast) = (slow.to_str().unwrap(), fast.to_str().unwrap());
@@ -166,8 +148,8 @@ fn a_link_that_is_too_slow_is_the_first_finding_and_a_faster_one_brings_what_was
         let table = String::from_utf8(output.stdout).unwrap();
         let total = table.lines().last().unwrap();
         let improvement: f64 = total.trim_end_matches(" %").rsplit(' ').next().unwrap().parse().unwrap();
-        if improvement > 50.0 { Ok(()) } else { Err(table) }
-    });
+        assert!(improvement > 50.0, "{table}");
+    }
 }
 
 #[test]

@@ -11,8 +11,9 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use farandole_testing::{Deadline, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
@@ -28,12 +29,12 @@ impl Drop for Running {
     fn drop(&mut self) {
         // The launcher ends its ranks in order; SIGKILL would have the kernel do it.
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Deadline::after(Duration::from_secs(20));
         while self.0.try_wait().is_ok_and(|ended| ended.is_none()) {
-            if Instant::now() > deadline {
+            if deadline.is_over() {
                 let _ = self.0.kill();
             }
-            std::thread::sleep(Duration::from_millis(5));
+            deadline.rest();
         }
     }
 }
@@ -85,15 +86,15 @@ fn seen(pid: u32) -> Option<Value> {
 
 /// Looks at a job until something holds.
 fn until(pid: u32, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Deadline::after(PATIENCE);
     let mut last = None;
     loop {
-        assert!(Instant::now() < deadline, "never {what}: {last:?}");
+        deadline.check(format!("never {what}: {last:?}"));
         last = seen(pid);
         if let Some(job) = last.take_if(|job| holds(job)) {
             return job;
         }
-        std::thread::sleep(Duration::from_millis(100));
+        deadline.rest();
     }
 }
 
@@ -159,11 +160,9 @@ fn garbage_at_the_endpoint_harms_nobody() {
     assert!(endless.is_empty() || endless.starts_with("HTTP/1.1 431 "), "{endless}");
     let _silent: Vec<TcpStream> = (0..50).map(|_| TcpStream::connect(&address).unwrap()).collect();
     until(job.0.id(), "running", |job| all(job, |rank| rank["state"] == "running"));
-    let deadline = Instant::now() + PATIENCE;
-    while !ask(&address, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 ") {
-        assert!(Instant::now() < deadline, "silent visitors are sent away");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    wait_until("the end of silent visitors", PATIENCE, || {
+        ask(&address, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 ")
+    });
 }
 
 #[test]
@@ -256,13 +255,13 @@ impl AtTerminal {
     }
 
     fn until(&mut self, what: &str, holds: impl Fn(&mut AtTerminal) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Deadline::after(PATIENCE);
         while !holds(self) {
-            assert!(Instant::now() < deadline, "never {what}: {:?}", String::from_utf8_lossy(&self.seen));
+            deadline.check(format!("never {what}: {:?}", String::from_utf8_lossy(&self.seen)));
             let mut bytes = [0; 4096];
             match self.ours.read(&mut bytes) {
                 Ok(count) if count > 0 => self.seen.extend(&bytes[..count]),
-                _ => std::thread::sleep(Duration::from_millis(10)),
+                _ => deadline.rest(),
             }
         }
     }
@@ -288,10 +287,12 @@ impl AtTerminal {
 fn the_terminal_is_given_back_whatever_ends_the_watch() {
     let (job, _) = job(&[]);
     until(job.0.id(), "running", |job| all(job, |rank| rank["state"] == "running"));
-    let ways: [fn(&mut AtTerminal); 3] = [
+    let ways: [fn(&mut AtTerminal); 5] = [
         |at| at.ours.write_all(b"q").unwrap(),
         |at| at.ours.write_all(b"\x03").unwrap(),
         |at| kill_process(Pid::from_child(&at.running.0), Signal::TERM).unwrap(),
+        |at| kill_process(Pid::from_child(&at.running.0), Signal::HUP).unwrap(),
+        |at| kill_process(Pid::from_child(&at.running.0), Signal::INT).unwrap(),
     ];
     for end in ways {
         let mut at = AtTerminal::top(job.0.id());
@@ -318,4 +319,17 @@ fn a_job_that_ends_while_it_is_watched_leaves_its_last_picture() {
     at.until("told", |at| at.shows("the job has ended"));
     at.ours.write_all(b"q").unwrap();
     at.until("ended", |at| at.running.0.try_wait().unwrap().is_some());
+}
+
+#[test]
+fn a_terminal_that_is_closed_ends_the_watch() {
+    let (job, _) = job(&[]);
+    until(job.0.id(), "running", |job| all(job, |rank| rank["state"] == "running"));
+    let mut at = AtTerminal::top(job.0.id());
+    at.until("shown", |at| at.shows("2 running") && at.shows("q quit"));
+    // The command is not in the terminal's session, so the kernel sends no SIGHUP.
+    let AtTerminal { mut running, ours, theirs, .. } = at;
+    drop((ours, theirs));
+    wait_until("its end without a terminal", PATIENCE, || running.0.try_wait().unwrap().is_some());
+    assert!(running.0.wait().unwrap().success());
 }

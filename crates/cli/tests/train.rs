@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole_testing::Folder;
 use farandole_trace::Trace;
@@ -222,11 +222,9 @@ fn who_asks_to_stop_gets_a_checkpoint_and_can_go_on() {
         let (log_file, kept) = (folder.file("log.jsonl"), folder.file("kept"));
         let sized = small(&["-np", "2", "--samples", samples, "--log", &log_file, "--checkpoint", &kept]);
         let child = start(&[&sized[..], &["--epochs", "100000"]].concat());
-        let began = Instant::now();
-        while !std::fs::read_to_string(&log_file).is_ok_and(|text| text.contains("\"epoch\",")) {
-            assert!(began.elapsed() < PATIENCE, "no epoch is ever over");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        farandole_testing::wait_until("the end of an epoch", PATIENCE, || {
+            std::fs::read_to_string(&log_file).is_ok_and(|text| text.contains("\"epoch\","))
+        });
         let pid = child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
         let output = finish(child);

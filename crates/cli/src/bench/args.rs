@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
+use farandole_cluster::launch::{HostSlots, hostfile, hosts};
 use farandole_plan::algorithm::Algorithm;
 use farandole_plan::{Dtype, ReduceOp};
 
@@ -13,6 +14,7 @@ use super::placement::BenchPlacement;
 use super::sizes::Sizes;
 use super::task::{DevicePlane, Kind, Memory, On, Pace, Recording, Task, Through, dtype_named, op_named};
 use crate::peer::start::{Peer, Pin};
+use crate::run::RemoteArgs;
 
 /// More ranks than this on one host can only be a slip of the finger.
 const MAX_RANKS: usize = 1024;
@@ -42,14 +44,17 @@ pub(crate) enum Transport {
   farandole bench allreduce -np 2 --through engine --tensors 1000 --sizes 1K
   farandole bench alltoall -np 8 --sizes 1M --json -
   farandole bench allreduce -np 2 --device cuda --plane own --limit
+  farandole bench allreduce -H node1:2,node2:2            (real hosts, by ssh)
+  srun -n 8 farandole bench allreduce                     (inside a job of any launcher)
   farandole bench allreduce -np 4 --hosts 2 --host-prefix 'ip netns exec lab{host}' --host-addresses 10.0.0.1,10.0.0.2")]
 pub(crate) struct BenchArgs {
     /// Which collective.
     pub(crate) collective: Kind,
 
-    /// Number of ranks (also written -np), all on this machine.
+    /// Number of ranks (also written -np), all on this machine unless -H names others. Leave it out inside a job, where
+    /// the launcher says it [with -H: one for each slot]
     #[arg(long = "np", short = 'n', value_name = "RANKS")]
-    pub(crate) ranks: usize,
+    pub(crate) ranks: Option<usize>,
 
     /// Sizes: a list (4,64K,1M) of single sizes and ranges (4..256M, factor 4; 4..256M:2, factor 2). K, M, G count in
     /// steps of 1024. The size is that of the larger side: the buffer of a rank, or all parts together.
@@ -90,10 +95,22 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     pub(crate) transport: Transport,
 
-    /// Spread the ranks over so many hosts, neighbouring ranks on one. Unless --host-prefix says how to get there, the
-    /// hosts are pretended, by farandole alone: between them it uses TCP over the loopback device.
-    #[arg(long, default_value_t = 1, value_name = "COUNT")]
-    pub(crate) hosts: usize,
+    /// Hosts and how many ranks each may hold, as `farandole run` takes them: h1:2,h2:2. Or a number: spread the ranks
+    /// over so many hosts, neighbouring ranks on one; unless --host-prefix says how to get there, these are pretended,
+    /// by farandole alone: between them it uses TCP over the loopback device.
+    #[arg(long, short = 'H', default_value = "1", value_name = "HOSTS")]
+    pub(crate) hosts: String,
+
+    /// A file with a host on each line, as `farandole run` takes it.
+    #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
+    pub(crate) hostfile: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
+
+    // For the ranks of a job that this command has started itself.
+    #[arg(long, hide = true)]
+    pub(crate) in_job: bool,
 
     /// Words that run a command on a host, with {host} for its number from 0, such as 'ip netns exec lab{host}'. All
     /// contestants are started behind them. Hosts must share this machine's files.
@@ -165,8 +182,9 @@ pub(crate) struct BenchArgs {
 
 impl BenchArgs {
     /// Refuses what does not fit together, before anything is started.
-    pub(crate) fn check(&self) -> Result<()> {
-        ensure!((1..=MAX_RANKS).contains(&self.ranks), "-np {}: give 1 to {MAX_RANKS} ranks", self.ranks);
+    pub(crate) fn check(&self, ranks: usize) -> Result<()> {
+        let hosts = self.pretended_hosts();
+        ensure!((1..=MAX_RANKS).contains(&ranks), "-np {ranks}: give 1 to {MAX_RANKS} ranks");
         ensure!(self.busy <= MAX_RANKS, "--busy {}: keep at most {MAX_RANKS} cores busy", self.busy);
         ensure!(self.rounds > 0, "--rounds 0: nothing would be measured");
         ensure!(self.iters != Some(0), "--iters 0: nothing would be measured");
@@ -186,14 +204,9 @@ impl BenchArgs {
             "--tensors {}: the peers run one tensor at a time; leave out --against",
             self.tensors
         );
+        ensure!((1..=ranks).contains(&hosts), "--hosts {hosts}: {ranks} ranks can be spread over 1 to {ranks} hosts");
         ensure!(
-            (1..=self.ranks).contains(&self.hosts),
-            "--hosts {}: {ranks} ranks can be spread over 1 to {ranks} hosts",
-            self.hosts,
-            ranks = self.ranks
-        );
-        ensure!(
-            self.transport != Transport::Shm || self.hosts == 1,
+            self.transport != Transport::Shm || hosts == 1,
             "--transport shm: hosts do not share memory; leave out --hosts"
         );
         ensure!(
@@ -211,13 +224,12 @@ impl BenchArgs {
         if self.device == On::Cuda {
             ensure!(self.collective == Kind::Allreduce, "--device cuda: only allreduce works in device memory");
             ensure!(
-                self.ranks.is_multiple_of(self.hosts),
+                ranks.is_multiple_of(hosts),
                 "--device cuda: between hosts with different numbers of ranks tensors go through host memory; take a \
-                 multiple of --hosts {} as -np",
-                self.hosts
+                 multiple of --hosts {hosts} as -np"
             );
             ensure!(
-                !self.limit || self.hosts == 1,
+                !self.limit || hosts == 1,
                 "--limit: a copy within a GPU bounds ranks of one host; leave out --limit or --hosts"
             );
             ensure!(self.memory == Memory::Own, "--device cuda: the memory is that of the GPUs; leave out --memory");
@@ -236,15 +248,29 @@ impl BenchArgs {
             !self.limit || self.host_prefix.is_none(),
             "--limit: the bound is that of one machine's memory; leave out --host-prefix"
         );
-        self.placement().map(drop)
+        self.placement(ranks).map(drop)
+    }
+
+    /// How many hosts are pretended, or entered by --host-prefix.
+    pub(crate) fn pretended_hosts(&self) -> usize {
+        self.hosts.parse().unwrap_or(1)
+    }
+
+    /// The hosts that the user names, if any.
+    pub(crate) fn named_hosts(&self) -> Result<Option<Vec<HostSlots>>> {
+        Ok(match &self.hostfile {
+            Some(file) => Some(hostfile::read(file)?),
+            None if self.hosts.parse::<usize>().is_ok() => None,
+            None => Some(hosts::parse_list(&self.hosts)?),
+        })
     }
 
     /// The tasks of the run, one for each size.
-    pub(crate) fn tasks(&self) -> Vec<Task> {
+    pub(crate) fn tasks(&self, ranks: usize) -> Vec<Task> {
         let sizes = if self.collective == Kind::Barrier { &[0][..] } else { &self.sizes.0 };
         let rounded = sizes.iter().map(|&size| match self.collective {
             Kind::Barrier => 0,
-            kind => kind.round_size(size, self.dtype, self.ranks),
+            kind => kind.round_size(size, self.dtype, ranks),
         });
         let mut rounded: Vec<u64> = rounded.collect();
         rounded.dedup();
@@ -268,10 +294,11 @@ impl BenchArgs {
     }
 
     /// Which rank runs where.
-    pub(crate) fn placement(&self) -> Result<BenchPlacement> {
+    pub(crate) fn placement(&self, ranks: usize) -> Result<BenchPlacement> {
+        let hosts = self.pretended_hosts();
         match &self.host_prefix {
-            None => Ok(BenchPlacement::here(self.ranks, self.hosts)),
-            Some(prefix) => BenchPlacement::spread(self.ranks, self.hosts, prefix, &self.host_addresses),
+            None => Ok(BenchPlacement::here(ranks, hosts)),
+            Some(prefix) => BenchPlacement::spread(ranks, hosts, prefix, &self.host_addresses),
         }
     }
 

@@ -60,11 +60,7 @@ mod tests {
         };
         let before = ticks();
         let busy = Busy::start(2);
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        while ticks() < before + 5 {
-            assert!(std::time::Instant::now() < until, "nobody computes");
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
+        farandole_testing::wait_until("threads that compute", farandole_testing::NEVER, || ticks() >= before + 5);
         let threads = busy.threads.len();
         drop(busy);
         assert_eq!(threads, 2);

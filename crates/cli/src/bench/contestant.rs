@@ -67,7 +67,8 @@ pub(crate) fn serve(contestant: &mut dyn Contestant, socket: &Path) -> Result<()
     Ok(())
 }
 
-fn round(
+/// Runs a round: its times, and how many elements of this rank's results were wrong.
+pub(crate) fn round(
     contestant: &mut dyn Contestant,
     task: &Task,
     warmup: usize,

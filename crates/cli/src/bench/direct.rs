@@ -46,6 +46,10 @@ impl Direct {
         self.communicator.size()
     }
 
+    pub(crate) fn communicator(&mut self) -> &mut Communicator {
+        &mut self.communicator
+    }
+
     pub(crate) fn table(&self) -> Option<&Table> {
         self.communicator.table().map(AsRef::as_ref)
     }

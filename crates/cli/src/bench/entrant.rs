@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::args::BenchArgs;
 use super::line::{Line, RankAnswer, RankCommand};
 use super::statistics::slowest_rank;
 use super::task::{Recording, Task};
@@ -76,6 +77,25 @@ pub(crate) struct Twin {
     pub(crate) product: String,
     pub(crate) recording: Recording,
     pub(crate) processes: Rc<RefCell<Processes>>,
+}
+
+/// The contestants that are farandole itself: once, and as often more as the flags ask for. `enter` makes one.
+pub(crate) fn twins(
+    args: &BenchArgs,
+    product: &str,
+    enter: impl Fn(&'static str, String, Recording) -> Box<dyn Entrant>,
+) -> Vec<Box<dyn Entrant>> {
+    let (on, off) = (Recording::On, Recording::Off);
+    let mut entrants = vec![enter(FIRST, product.to_owned(), on)];
+    if args.recorder_off {
+        entrants.push(enter("unrecorded", "the same with its recorder off".to_owned(), off));
+    }
+    match (args.again, args.recorder_off) {
+        (false, _) => {}
+        (true, true) => entrants.push(enter("off again", "the same with its recorder off once more".to_owned(), off)),
+        (true, false) => entrants.push(enter("again", "the same once more".to_owned(), on)),
+    }
+    entrants
 }
 
 impl Entrant for Twin {

@@ -1,8 +1,9 @@
 //! `farandole bench`: how long collectives take here, whether their results are right, and how that compares.
 //!
 //! The parent process (`driver`, `entrant`) starts all contestants, lets them take turns and does the arithmetic; it
-//! takes no part in any collective. The ranks (`contestant`) take orders over a `line`. Nothing in this module knows
-//! how a collective works; it knows tasks, times and what the right result is.
+//! takes no part in any collective. The ranks (`contestant`) take orders over a `line`. On real hosts, and inside of
+//! jobs that others have started, rank 0 drives (`job`). Nothing in this module knows how a collective works; it knows
+//! tasks, times and what the right result is.
 
 pub(crate) mod args;
 mod busy;
@@ -11,6 +12,7 @@ mod device_limit;
 mod direct;
 mod driver;
 mod entrant;
+mod job;
 mod limit;
 mod line;
 pub(crate) mod machine;
@@ -28,6 +30,7 @@ pub(crate) mod task;
 use std::cell::RefCell;
 use std::fs;
 use std::io::{self, Write};
+use std::process::ExitCode;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
@@ -36,27 +39,53 @@ use farandole_trace::TemporaryFolder;
 use args::BenchArgs;
 use busy::Busy;
 use device_limit::DeviceLimit;
-use entrant::{Entrant, FIRST, Processes, Twin};
+use entrant::{Entrant, FIRST, Processes, Twin, twins};
 use limit::{Limit, Rates};
 use machine::Machine;
 use report::{Entry, Report, Row};
-use task::{DevicePlane, On, Recording, Task};
+use task::{DevicePlane, On, Task};
 
-/// Runs the whole benchmark. Fails if a contestant breaks or farandole's results are wrong.
-pub(crate) fn run(args: &BenchArgs) -> Result<()> {
-    args.check()?;
-    let directory = TemporaryFolder::new("farandole-bench").context("making a directory for sockets")?;
-    let mut entrants = start_all(args, &directory)?;
-    let (limit, rates) = bound(args)?.unzip();
+/// Starts the ranks, here or on other hosts, or is one of a job. Fails if a contestant breaks or results of farandole
+/// are wrong.
+pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
+    if let Some(environment) = job::environment(args)? {
+        job::check(args)?;
+        args.check(environment.size)?;
+        job::serve(args, &environment, |entrants, ranks, hosts| compete(args, ranks, hosts, entrants, None))?;
+    } else if let Some(hosts) = args.named_hosts()? {
+        job::check(args)?;
+        args.check(args.ranks.unwrap_or(1))?;
+        return job::start(args, hosts);
+    } else {
+        let ranks = args.ranks.context("how many ranks? Give -np 2, or hosts with slots, as in -H h1:2,h2:2")?;
+        args.check(ranks)?;
+        let directory = TemporaryFolder::new("farandole-bench").context("making a directory for sockets")?;
+        let entrants = start_all(args, ranks, &directory)?;
+        let hosts = if args.host_prefix.is_some() { args.pretended_hosts() } else { 1 };
+        compete(args, ranks, hosts, entrants, bound(args, ranks)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Measures the contestants and writes the table.
+fn compete(
+    args: &BenchArgs,
+    ranks: usize,
+    hosts: usize,
+    mut entrants: Vec<Box<dyn Entrant>>,
+    bound: Option<(Box<dyn Entrant>, Rates)>,
+) -> Result<()> {
+    let (limit, rates) = bound.unzip();
     let entry = |entrant: &dyn Entrant| Entry {
         word: entrant.word().into(),
         product: entrant.product().into(),
         twin: entrant.is_twin(),
     };
-    let tasks = args.tasks();
+    let tasks = args.tasks(ranks);
     let mut report = Report {
         machine: Machine::this(),
-        ranks: args.ranks,
+        ranks,
+        hosts,
         busy_cores: args.busy,
         plane: args.plane.map(DevicePlane::word),
         task: tasks.first().cloned().context("--sizes names no size")?,
@@ -87,15 +116,15 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
 }
 
 /// The machine's bound as a contestant, and the rates behind it, if they are wanted.
-fn bound(args: &BenchArgs) -> Result<Option<(Box<dyn Entrant>, Rates)>> {
+fn bound(args: &BenchArgs, ranks: usize) -> Result<Option<(Box<dyn Entrant>, Rates)>> {
     Ok(match (args.limit, args.device) {
         (false, _) => None,
         (true, On::Cpu) => {
-            let limit = Box::new(Limit::new(args.ranks, args.pinning()));
-            Some((limit, limit::rates(args.ranks, args.pinning())))
+            let limit = Box::new(Limit::new(ranks, args.pinning()));
+            Some((limit, limit::rates(ranks, args.pinning())))
         }
         (true, On::Cuda) => {
-            let mut limit = DeviceLimit::open(args.ranks)?;
+            let mut limit = DeviceLimit::open(ranks)?;
             let rates = limit.rates()?;
             Some((Box::new(limit), rates))
         }
@@ -108,29 +137,17 @@ fn measure_row(entrants: &mut [Box<dyn Entrant>], task: &Task, args: &BenchArgs)
     Ok(Row { bytes: task.bytes, showings, limit })
 }
 
-fn start_all(args: &BenchArgs, directory: &TemporaryFolder) -> Result<Vec<Box<dyn Entrant>>> {
+fn start_all(args: &BenchArgs, ranks: usize, directory: &TemporaryFolder) -> Result<Vec<Box<dyn Entrant>>> {
     let mut entrants: Vec<Box<dyn Entrant>> = Vec::new();
-    let placement = args.placement()?;
-    let ranks = args.ranks;
+    let placement = args.placement(ranks)?;
     if !args.peers_only {
         let socket = directory.path().join(FIRST);
-        let launcher = ours::launcher(args, &socket, directory.path())?;
+        let launcher = ours::launcher(args, ranks, &socket, directory.path())?;
         let processes = Rc::new(RefCell::new(Processes::start(FIRST, ranks, &socket, vec![launcher])?));
         let product = processes.borrow().product().to_owned();
-        let (on, off) = (Recording::On, Recording::Off);
-        let mut enter = |word, product: &str, recording| {
-            let (product, processes) = (product.to_owned(), Rc::clone(&processes));
-            entrants.push(Box::new(Twin { word, product, recording, processes }));
-        };
-        enter(FIRST, &product, on);
-        if args.recorder_off {
-            enter("unrecorded", "the same with its recorder off", off);
-        }
-        match (args.again, args.recorder_off) {
-            (false, _) => {}
-            (true, true) => enter("off again", "the same with its recorder off once more", off),
-            (true, false) => enter("again", "the same once more", on),
-        }
+        entrants.extend(twins(args, &product, |word, product, recording| {
+            Box::new(Twin { word, product, recording, processes: Rc::clone(&processes) })
+        }));
     }
     let mut peers = args.against.clone();
     peers.dedup();

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use farandole_cluster::Environment;
+use farandole_cluster::environment::RendezvousPoint;
 use farandole_cluster::launch::exec_shim;
 use farandole_device::cuda;
 use farandole_device::nccl::{self, NcclPlaces};
@@ -71,17 +72,17 @@ pub(crate) struct RankArgs {
 /// The command that starts the ranks: `farandole run`, behind the exec shim, which makes the launcher end with this
 /// process. All ranks start on this host; each enters its own ([`serve_rank`]). They meet at a socket in `directory`,
 /// which they find from wherever they run.
-pub(crate) fn launcher(args: &BenchArgs, socket: &Path, directory: &Path) -> Result<Command> {
+pub(crate) fn launcher(args: &BenchArgs, ranks: usize, socket: &Path, directory: &Path) -> Result<Command> {
     let program = this_program()?;
     let mut command = Command::new(&program);
     command.args(["rank", "--"]).arg(&program).env(exec_shim::AGENT, std::process::id().to_string());
-    command.args(["run", "--no-prefix", "--np"]).arg(args.ranks.to_string());
+    command.args(["run", "--no-prefix", "--np"]).arg(ranks.to_string());
     command.arg("--rendezvous-socket").arg(directory.join("rendezvous"));
-    if args.plane == Some(DevicePlane::Nccl) && cuda::list().is_ok_and(|devices| devices.len() < args.ranks) {
+    if args.plane == Some(DevicePlane::Nccl) && cuda::list().is_ok_and(|devices| devices.len() < ranks) {
         command.args(["sh", "-c", &format!("{NCCL_SHARES_GPUS}; exec \"$0\" \"$@\"")]);
     }
     command.arg(&program).arg("bench-rank").arg("--socket").arg(socket);
-    command.args(["--transport", transport_word(args.transport), "--hosts"]).arg(args.hosts.to_string());
+    command.args(["--transport", transport_word(args.transport), "--hosts"]).arg(args.pretended_hosts().to_string());
     if let Some(plane) = args.plane {
         command.env(farandole_settings::PLANE.name, plane.word());
     }
@@ -131,11 +132,12 @@ pub(crate) fn serve_rank(args: &RankArgs) -> Result<()> {
     let pin = if args.pin { Pin::Cores } else { Pin::Free };
     pin.bind_this_thread(rank)?;
     let address = placement.address_of(placement.host_of(rank)).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    serve(&mut Ours::join(&environment, args, address)?, &args.socket)
+    let mut ours = Ours::join(&environment, args.transport, args.algorithm, Some(address))?;
+    serve(&mut ours, &args.socket)
 }
 
 /// One rank of farandole.
-struct Ours {
+pub(super) struct Ours {
     direct: Direct,
     named: Named,
     on_device: OnDevice,
@@ -162,9 +164,15 @@ impl Way {
 }
 
 impl Ours {
-    fn join(environment: &Environment, args: &RankArgs, address: IpAddr) -> Result<Ours> {
-        let settings = DirectSettings { algorithm: args.algorithm, ..DirectSettings::default() };
-        let mut contacts = meet(environment, args, address)?;
+    /// Meets the other ranks. This one listens at `address`, or where its environment says.
+    pub(super) fn join(
+        environment: &Environment,
+        transport: Transport,
+        algorithm: Option<Algorithm>,
+        address: Option<IpAddr>,
+    ) -> Result<Ours> {
+        let settings = DirectSettings { algorithm, ..DirectSettings::default() };
+        let mut contacts = meet(environment, transport, address)?;
         let mut communicator = Communicator::join(&mut contacts, settings, MEET_PATIENCE)?;
         let config = Config::from_env()?;
         let (rank, size, host) = (environment.rank.0, contacts.contacts.len() as u32, environment.host.clone());
@@ -186,6 +194,13 @@ impl Ours {
         let engine = Engine::start_with(contacts, config, hooks)?;
         let (direct, named) = (Direct::new(communicator), Named::new(engine));
         Ok(Ours { direct, named, on_device: OnDevice::default(), way: Way::Direct, recorder })
+    }
+}
+
+impl Ours {
+    /// What direct calls go through.
+    pub(super) fn communicator(&mut self) -> &mut Communicator {
+        self.direct.communicator()
     }
 }
 
@@ -256,23 +271,27 @@ fn nccl_file() -> Option<PathBuf> {
 }
 
 /// Tells the others where this rank can be reached, and learns where they can.
-fn meet(environment: &Environment, args: &RankArgs, address: IpAddr) -> Result<ProcessConnector> {
+fn meet(environment: &Environment, transport: Transport, address: Option<IpAddr>) -> Result<ProcessConnector> {
     let deadline = Instant::now() + MEET_PATIENCE;
-    // The launcher hosts the rendezvous, so this holds nothing that must outlive the exchange.
     let access = environment.open(deadline)?;
-    let address = SocketAddr::new(address, 0);
-    let listener = Arc::new(Listener::bind_for(access.job, Some(address), &access.key)?);
+    let addresses = address.map_or_else(|| access.listen_at.clone(), |address| vec![SocketAddr::new(address, 0)]);
+    let listener = Arc::new(Listener::bind_for(access.job, addresses, &access.key)?);
     let own = listener.contact(environment.host.clone());
     let blobs = match &access.rendezvous {
         Some(rendezvous) => rendezvous.exchange(environment.rank, &own.encode(), deadline)?,
         None => vec![own.encode()],
     };
+    let at_launcher = matches!(environment.rendezvous, Some(RendezvousPoint::AtLauncher { .. }));
+    if let Some(rendezvous) = access.rendezvous.as_ref().filter(|_| !at_launcher) {
+        // Rank 0 hosts the rendezvous: it stays until all have been served.
+        rendezvous.exchange(environment.rank, &[], deadline)?;
+    }
     let contacts = blobs
         .iter()
         .enumerate()
         .map(|(rank, blob)| Contact::decode(blob).with_context(|| format!("rank {rank} sent no contact")))
         .collect::<Result<_>>()?;
-    let local = if args.transport == Transport::Unix { Local::Stream } else { Local::Shm };
+    let local = if transport == Transport::Unix { Local::Stream } else { Local::Shm };
     let options = Options { local, ..Options::default() };
     Ok(ProcessConnector { rank: environment.rank, contacts, listener, options, epoch: 0 })
 }

@@ -33,6 +33,8 @@ pub(crate) struct Row {
 pub(crate) struct Report {
     pub(crate) machine: Machine,
     pub(crate) ranks: usize,
+    /// Number of hosts that are not pretended.
+    pub(crate) hosts: usize,
     /// Cores that are kept busy beside the contestants.
     pub(crate) busy_cores: usize,
     /// The plane that was asked for, on GPUs.
@@ -101,6 +103,7 @@ impl Report {
         let mut report = json!({
             "collective": self.task.kind,
             "ranks": self.ranks,
+            "hosts": self.hosts,
             "busy_cores": self.busy_cores,
             "dtype": self.task.dtype.name(),
             "pace": self.task.pace,

@@ -25,7 +25,8 @@ const DEVICE_LIMIT_FOOTNOTE: &str = "limit = a copy within the GPU of the tensor
 /// What stands above the table: what is measured, on what, by whom.
 pub(crate) fn heading(report: &Report) -> String {
     let task = &report.task;
-    let mut words = vec![format!("{} ranks", report.ranks)];
+    let hosts = if report.hosts > 1 { format!(" on {} hosts", report.hosts) } else { String::new() };
+    let mut words = vec![format!("{} ranks{hosts}", report.ranks)];
     if task.kind != Kind::Barrier {
         words.push(task.dtype.to_string());
     }
@@ -247,6 +248,7 @@ mod tests {
         Report {
             machine: Machine { host: "box".into(), cores: 2, processor: "CPU".into(), kernel: "6.1".into(), load: 0.1 },
             ranks: 2,
+            hosts: 1,
             busy_cores: 0,
             plane: None,
             task: Task {

@@ -40,8 +40,9 @@ impl Namespaces {
 
     fn pid_namespace(&self) -> Finding {
         let key = "pid-namespace";
-        let why = "Ranks of one host that are in different PID namespaces do not read each other's memory directly; \
-                   long direct calls then copy through shared memory.";
+        let why = "Ranks of one host that are in different PID namespaces do not read each other's memory directly: \
+                   long direct calls copy through shared memory, and tensors on GPUs go by NCCL or through host \
+                   memory, unless FARANDOLE_PLANE is `own`.";
         match self.pid_namespace {
             0 => Finding::note(Group::Machine, key, "unknown: /proc is not readable", why)
                 .with_fix("as root: `mount -t proc proc /proc`."),

@@ -7,6 +7,7 @@ use farandole_insight::align::{ClockFit, put_on_one_clock};
 use farandole_insight::efficiency::Efficiencies;
 use farandole_insight::generations::Generations;
 use farandole_insight::history::{History, Lack};
+use farandole_insight::trouble::Trouble;
 use farandole_trace::{Trace, Unreadable};
 
 /// What a folder of traces is about.
@@ -15,6 +16,12 @@ pub(crate) struct Loaded {
     pub(crate) history: History,
     /// All generations of an elastic job.
     pub(crate) generations: Option<Generations>,
+}
+
+/// The stall or failure on which the traces in a folder were dumped, if they were.
+pub(crate) fn trouble(folder: &Path) -> Result<Option<Trouble>> {
+    let (traces, _) = Trace::read_folder(folder).map_err(|(path, error)| anyhow!("{}: {error}", path.display()))?;
+    Ok(Trouble::of(&traces))
 }
 
 /// The history of a job; of an elastic one the generation with most iterations.

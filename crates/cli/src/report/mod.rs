@@ -26,7 +26,8 @@ const TOO_LOW: u8 = 2;
 /// Say where the time of a job went, what to change, and what that would bring.
 ///
 /// DIR holds the traces of all ranks, as `farandole run --trace DIR` leaves them. docs/insight.md says how each number
-/// is computed.
+/// is computed. Of dumps that ranks have left on a stall or a failure it says who waits for what, since when, and what
+/// each rank did last.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   farandole report traces
@@ -68,6 +69,15 @@ pub(crate) struct ReportArgs {
     floors: Vec<Floor>,
 }
 
+impl ReportArgs {
+    /// Whether nothing is asked for that a dump of a stall or a failure does not have: it ends in the middle of a run.
+    fn asks_for_no_numbers(&self) -> bool {
+        let has_other_form = self.json || self.html.is_some();
+        let is_about_numbers = self.window.is_some() || self.reference.is_some() || !self.floors.is_empty();
+        !has_other_form && !is_about_numbers
+    }
+}
+
 /// An efficiency and the least that it may be.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Floor {
@@ -98,6 +108,11 @@ fn floor(word: &str) -> std::result::Result<Floor, String> {
 
 /// Reads, judges, and says it.
 pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
+    let trouble = load::trouble(&args.folder)?;
+    if let Some(trouble) = trouble.as_ref().filter(|_| args.asks_for_no_numbers()) {
+        std::io::stdout().write_all(trouble.to_string().as_bytes()).context("writing the report")?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let window = args.window.clone().unwrap_or_default();
     let Loaded { history, generations } = load::job(&args.folder, args.generation)?;
     let history = history.cut(&window)?;
@@ -105,6 +120,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
     let scaling = if args.scaling == "strong" { Scaling::Strong } else { Scaling::Weak };
     let mut verdict = Verdict::of(&history, &window, reference.as_ref().map(|reference| (reference, scaling)));
     verdict.generations = generations;
+    if let Some(trouble) = &trouble {
+        verdict.headline = trouble.headline().trim_end_matches('.').to_owned();
+    }
+    verdict.trouble = trouble;
     if reference.is_some() && verdict.against.is_none() {
         return Err(anyhow!(
             "the two runs cannot be compared: iterations must be marked in both, to know how much was done"

@@ -7,10 +7,11 @@
 //! same names.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::{Result, ensure};
 use clap::{ArgAction, Args, ValueEnum};
-#[cfg(feature = "train")]
+use farandole_cluster::launch::Ssh;
 use farandole_settings as settings;
 
 use super::elastic::ElasticArgs;
@@ -138,28 +139,8 @@ pub(crate) struct LaunchArgs {
     #[arg(long, help_heading = OUTPUT)]
     pub(super) verbose: bool,
 
-    /// Port of ssh on all hosts [default: as your ssh configuration says]
-    #[arg(long, short = 'p', value_name = "PORT", help_heading = REMOTE)]
-    pub(super) ssh_port: Option<u16>,
-
-    /// File with the private key for ssh
-    #[arg(long, short = 'i', value_name = "FILE", help_heading = REMOTE)]
-    pub(super) ssh_identity_file: Option<PathBuf>,
-
-    /// One more word for ssh, such as --ssh-option=-oConnectTimeout=5. Repeatable
-    #[arg(long, value_name = "WORD", allow_hyphen_values = true, help_heading = REMOTE)]
-    pub(super) ssh_option: Vec<String>,
-
-    /// Offer only these addresses to other hosts: names of interfaces, addresses or networks (eth0,10.0.0.0/8).
-    /// Repeatable [default: whatever can be reached]
-    #[arg(
-        long,
-        visible_alias = "network-interfaces",
-        value_name = "NETWORKS",
-        value_delimiter = ',',
-        help_heading = REMOTE
-    )]
-    pub(super) network_interface: Vec<String>,
+    #[command(flatten)]
+    pub(super) remote: RemoteArgs,
 
     /// Between hosts farandole speaks TCP anyway; this keeps NCCL off InfiniBand, too (NCCL_IB_DISABLE=1)
     #[arg(long, help_heading = REMOTE)]
@@ -173,6 +154,55 @@ pub(crate) struct LaunchArgs {
 
     #[command(flatten)]
     pub(super) foreign: Foreign,
+}
+
+/// How other hosts are reached.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RemoteArgs {
+    /// Port of ssh on all hosts [default: as your ssh configuration says]
+    #[arg(long, short = 'p', value_name = "PORT", help_heading = REMOTE)]
+    ssh_port: Option<u16>,
+
+    /// File with the private key for ssh
+    #[arg(long, short = 'i', value_name = "FILE", help_heading = REMOTE)]
+    ssh_identity_file: Option<PathBuf>,
+
+    /// One more word for ssh, such as --ssh-option=-oConnectTimeout=5. Repeatable
+    #[arg(long, value_name = "WORD", allow_hyphen_values = true, help_heading = REMOTE)]
+    ssh_option: Vec<String>,
+
+    /// Offer only these addresses to other hosts: names of interfaces, addresses or networks (eth0,10.0.0.0/8).
+    /// Repeatable [default: whatever can be reached]
+    #[arg(
+        long,
+        visible_alias = "network-interfaces",
+        value_name = "NETWORKS",
+        value_delimiter = ',',
+        help_heading = REMOTE
+    )]
+    network_interface: Vec<String>,
+}
+
+impl RemoteArgs {
+    /// How ssh is called; `here` is the directory that names of files are relative to.
+    pub(crate) fn ssh(&self, here: &Path) -> Ssh {
+        let identity = self.ssh_identity_file.as_ref().map(|file| here.join(file));
+        Ssh { port: self.ssh_port, identity, words: self.ssh_option.clone() }
+    }
+
+    /// Which addresses are offered to other hosts; none: all.
+    pub(crate) fn network(&self, variable: impl Fn(&'static str) -> Option<String>) -> Result<Vec<String>> {
+        let named = settings::INTERFACE.written(variable);
+        let network: Vec<String> = match (self.network_interface.as_slice(), named) {
+            ([], Some((_, names))) => names.split(',').map(|name| name.trim().to_owned()).collect(),
+            (flags, _) => flags.iter().map(|name| name.trim().to_owned()).collect(),
+        };
+        ensure!(
+            network.iter().all(|name| !name.is_empty()),
+            "--network-interface: an empty name; expected for instance eth0"
+        );
+        Ok(network)
+    }
 }
 
 #[cfg(feature = "train")]

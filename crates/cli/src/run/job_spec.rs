@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use farandole_cluster::launch::gpus::VisibleGpus;
 use farandole_cluster::launch::{
-    Alias, Colour, ElasticSpec, Gpus, HostSlots, JobPlacement, JobSpec, Mps, OutputOptions, Prefix, Ssh, TaskFiles,
+    Alias, Colour, ElasticSpec, Gpus, HostSlots, JobPlacement, JobSpec, Mps, OutputOptions, Prefix, TaskFiles,
     Timestamps, Verbose, hostfile, hosts, variables,
 };
 use farandole_cluster::{environment, live};
@@ -41,6 +41,11 @@ const LAUNCHERS_OWN: &[&str] = &[
     environment::ELASTIC_MAX_NP,
     environment::VOTES_FD,
     environment::RESTART,
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
 ];
 
 /// Makes the job spec of `farandole run`. `lookup` is this process's environment, `here` its directory.
@@ -78,21 +83,9 @@ pub(super) fn job_spec_for(
     spec.silence = args.settings.value(&settings::HEARTBEAT_TIMEOUT, text)?;
     spec.grace = args.settings.value(&settings::GRACE, text)?;
     spec.output = output(args, here);
-    spec.ssh = Ssh {
-        port: args.ssh_port,
-        identity: args.ssh_identity_file.as_ref().map(|file| here.join(file)),
-        words: args.ssh_option.clone(),
-    };
+    spec.ssh = args.remote.ssh(here);
     spec.verbose = if args.verbose { Verbose::Yes } else { Verbose::No };
-    let named = settings::INTERFACE.written(text);
-    spec.network = match (args.network_interface.as_slice(), named) {
-        ([], Some((_, names))) => names.split(',').map(|name| name.trim().to_owned()).collect(),
-        (flags, _) => flags.iter().map(|name| name.trim().to_owned()).collect(),
-    };
-    ensure!(
-        spec.network.iter().all(|name| !name.is_empty()),
-        "--network-interface: an empty name; expected for instance eth0"
-    );
+    spec.network = args.remote.network(text)?;
 
     spec.metrics = metrics(args.settings.given(&settings::METRICS), settings::METRICS.written(text))?;
     let mut set = args.settings.variables(here);

@@ -27,7 +27,7 @@ use clap::{Args, Command};
 use farandole_cluster::launch::{self, JobSpec};
 use farandole_settings as settings;
 
-pub(crate) use args::{LaunchArgs, RunArgs};
+pub(crate) use args::{LaunchArgs, RemoteArgs, RunArgs};
 use elastic::ElasticArgs;
 use flags::SettingFlags;
 use horovod::Foreign;

@@ -1,18 +1,23 @@
 //! The loop at a terminal: news from jobs, keys, and a picture that is painted when one of them has changed it.
 //!
-//! Jobs are asked on a thread of their own, so that one that does not answer holds up no key. Whatever ends the loop, a
-//! key, a signal, an error or a panic, the terminal is given back as it was.
+//! Three threads feed one channel: one asks jobs, so that a job that does not answer holds up no key; one reads keys;
+//! one waits for signals and for the end of the terminal. The reader of keys is crossterm's, which never returns from a
+//! terminal that has hung up, so nothing waits for it. Whatever ends the loop, a key, a signal, an error or a panic,
+//! the terminal is given back as it was; one that has hung up is left alone.
 
-use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use farandole_cluster::live::FoundJob;
 use ratatui::DefaultTerminal;
-use ratatui::crossterm::event::{Event, KeyEventKind, poll, read};
+use ratatui::crossterm::event::{Event, KeyEventKind, read};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::screen::{Paint, draw};
@@ -21,60 +26,93 @@ use super::view::{After, View};
 /// How often jobs are asked: as often as their ranks say something new.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// How long the loop waits for a key before it looks for news and signals.
-const GLANCE: Duration = Duration::from_millis(100);
-
-type News = Result<Vec<FoundJob>, String>;
+/// What the loop waits for.
+enum News {
+    Jobs(Result<Vec<FoundJob>, String>),
+    Key(io::Result<Event>),
+    /// A signal has asked this process to end, or the terminal has hung up.
+    End,
+}
 
 /// Watches until somebody wants to leave. `look` finds the jobs.
 pub(super) fn watch(mut view: View, look: impl Fn() -> io::Result<Vec<FoundJob>> + Send + 'static) -> Result<()> {
-    let ended = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGHUP, SIGINT] {
-        signal_hook::flag::register(signal, Arc::clone(&ended)).context("listening for signals")?;
-    }
     let (sender, news) = channel();
-    // Dropping this end sends the thread home.
-    let (_leave, left) = channel();
-    std::thread::Builder::new()
-        .name("farandole-look".to_owned())
-        .spawn(move || keep_looking(&look, &sender, &left))
-        .context("starting a thread")?;
+    let signals = signals().context("listening for signals")?;
     // It also sees to it that a panic gives the terminal back before it says anything.
     let mut terminal = ratatui::try_init().context("taking over the terminal")?;
-    let outcome = turn(&mut terminal, &mut view, &news, &ended);
+    // Dropping this end stops the questions.
+    let (_leave, left) = channel();
+    let feeds = || -> io::Result<()> {
+        let (jobs, keys, end) = (sender.clone(), sender.clone(), sender);
+        feed("farandole-look", move || keep_looking(&look, &jobs, &left))?;
+        feed("farandole-keys", move || while keys.send(News::Key(read())).is_ok() {})?;
+        feed("farandole-end", move || {
+            wait_for_end(&signals);
+            let _ = end.send(News::End);
+        })
+    };
+    let outcome = feeds().and_then(|()| turn(&mut terminal, &mut view, &news));
+    if has_hung_up(io::stdin().as_fd()) {
+        return Ok(());
+    }
     ratatui::restore();
     outcome.context("watching at the terminal")
 }
 
+fn feed(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+}
+
 fn keep_looking(look: &impl Fn() -> io::Result<Vec<FoundJob>>, news: &Sender<News>, left: &Receiver<()>) {
     while left.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-        if news.send(look().map_err(|error| format!("looking for jobs: {error}"))).is_err() {
+        if news.send(News::Jobs(look().map_err(|error| format!("looking for jobs: {error}")))).is_err() {
             return;
         }
     }
 }
 
-fn turn(terminal: &mut DefaultTerminal, view: &mut View, news: &Receiver<News>, ended: &AtomicBool) -> io::Result<()> {
+/// The end of a socket that gets a byte when a signal asks this process to end.
+fn signals() -> io::Result<UnixStream> {
+    let (ours, handlers) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGHUP, SIGINT] {
+        signal_hook::low_level::pipe::register(signal, handlers.try_clone()?)?;
+    }
+    Ok(ours)
+}
+
+/// Blocks until a signal asks this process to end, or the terminal has hung up.
+fn wait_for_end(signals: &UnixStream) {
+    let stdin = io::stdin();
+    // Without flags only the end of the other side wakes, and no key.
+    let mut fds = [PollFd::new(signals, PollFlags::IN), PollFd::new(&stdin, PollFlags::empty())];
+    while poll(&mut fds, None) == Err(Errno::INTR) {}
+}
+
+fn has_hung_up(terminal: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&terminal, PollFlags::empty())];
+    let nothing = rustix::time::Timespec::default();
+    matches!(poll(&mut fds, Some(&nothing)), Ok(1..)) || !terminal.is_terminal()
+}
+
+fn turn(terminal: &mut DefaultTerminal, view: &mut View, news: &Receiver<News>) -> io::Result<()> {
     let paint = Paint::from_environment();
-    let mut changed = true;
-    while !ended.load(Ordering::Relaxed) {
-        while let Ok(found) = news.try_recv() {
-            view.take(found);
-            changed = true;
+    terminal.draw(|frame| draw(frame, view, paint))?;
+    while let Ok(first) = news.recv() {
+        for one in std::iter::once(first).chain(news.try_iter()) {
+            match one {
+                News::Jobs(found) => view.take(found),
+                News::Key(event) => {
+                    if let Event::Key(key) = event?
+                        && key.kind != KeyEventKind::Release
+                        && view.press(key) == After::Quit
+                    {
+                        return Ok(());
+                    }
+                }
+                News::End => return Ok(()),
+            }
         }
-        if std::mem::take(&mut changed) {
-            terminal.draw(|frame| draw(frame, view, paint))?;
-        }
-        if !poll(GLANCE)? {
-            continue;
-        }
-        changed = true;
-        if let Event::Key(key) = read()?
-            && key.kind != KeyEventKind::Release
-            && view.press(key) == After::Quit
-        {
-            break;
-        }
+        terminal.draw(|frame| draw(frame, view, paint))?;
     }
     Ok(())
 }

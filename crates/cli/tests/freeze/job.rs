@@ -11,8 +11,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use farandole_testing::{Deadline, lapse};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::chance::Chance;
@@ -94,11 +95,10 @@ impl Job {
 
     /// Waits until every rank is at work.
     pub(crate) fn wait_until_all_work(&mut self, ranks: usize) {
-        let deadline = Instant::now() + DEADLINE;
+        let deadline = Deadline::after(DEADLINE);
         while self.stdout_with("working") < ranks {
             assert!(self.launcher.try_wait().unwrap().is_none(), "the job has ended:\n{}", self.said());
-            assert!(Instant::now() < deadline, "the ranks do not work:\n{}", self.said());
-            std::thread::sleep(Duration::from_millis(5));
+            deadline.pause(format!("the ranks, which do not work:\n{}", self.said()));
         }
     }
 
@@ -172,15 +172,15 @@ impl Job {
 
     /// Waits for the end, which must be a good one, with right results on all ranks.
     pub(crate) fn end_well(mut self, ranks: usize) -> Result<(), String> {
-        let deadline = Instant::now() + DEADLINE;
+        let deadline = Deadline::after(DEADLINE);
         let status = loop {
             if let Some(status) = self.launcher.try_wait().unwrap() {
                 break status;
             }
-            if Instant::now() > deadline {
+            if deadline.is_over() {
                 return Err(format!("the job does not end; it said:\n{}", self.said()));
             }
-            std::thread::sleep(Duration::from_millis(5));
+            deadline.rest();
         };
         for reader in self.readers.drain(..) {
             reader.join().unwrap();
@@ -220,7 +220,7 @@ impl Frozen {
     pub(crate) fn thaw_one_by_one(self) {
         for process in self.0.values() {
             let _ = pidfd_send_signal(process, Signal::CONT);
-            std::thread::sleep(Duration::from_millis(300));
+            lapse("those that go on later", Duration::from_millis(300));
         }
     }
 }

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use chance::Chance;
+use farandole_testing::lapse;
 use job::{Job, Part};
 
 /// How many rounds: few in an ordinary run of the tests, many for `cargo xtask freeze`.
@@ -81,10 +82,10 @@ impl Round {
         let job = Job::start(self.ranks, self.work, self.silence, None);
         let mut stopped = Vec::new();
         for freeze in &self.freezes {
-            std::thread::sleep(freeze.after);
+            lapse("the job, which works", freeze.after);
             let frozen = job.freeze(freeze.part, chance);
             stopped.push(frozen.count());
-            std::thread::sleep(freeze.lasting);
+            lapse("the processes that are stopped", freeze.lasting);
             frozen.thaw(chance);
         }
         job.end_well(self.ranks)?;
@@ -131,7 +132,7 @@ fn goes_on(part: Part, limit: Option<Duration>) {
     job.wait_until_all_work(2);
     let frozen = job.freeze(part, &mut chance);
     assert!(frozen.count() >= part.least(2), "{part:?}: only {} were stopped", frozen.count());
-    std::thread::sleep(BEYOND);
+    lapse("the processes that are stopped", BEYOND);
     frozen.thaw_one_by_one();
     job.end_well(2).unwrap_or_else(|why| panic!("{part:?}: {why}"));
 }

@@ -65,7 +65,7 @@ impl Host {
 
     /// What processes have noted under this word, once it is there.
     pub(crate) fn noted(&self, word: &str) -> String {
-        farandole_testing::wait_for(&format!("a note about {word}"), DEADLINE, || self.note(word))
+        farandole_testing::wait_for(format!("a note about {word}"), DEADLINE, || self.note(word))
     }
 
     /// The same if it is there.

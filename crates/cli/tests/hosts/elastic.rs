@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use farandole_testing::lapse;
 use rustix::process::Signal;
 
 use crate::host::{Host, Process};
@@ -81,7 +82,7 @@ fn members_on_all_hosts_outlive_the_launcher() {
     let job = job(&lab, &[]);
     job.signal(Signal::KILL);
     // Longer than the silence that is a death.
-    std::thread::sleep(Duration::from_secs(4));
+    lapse("the members, which might end with the launcher", Duration::from_secs(4));
     let left: Vec<usize> = lab.hosts().iter().map(members).collect();
     assert_eq!(left, [1, 1, 1], "somebody was ended with the launcher");
     end_members(&lab);
@@ -103,7 +104,7 @@ fn reset_connections_to_an_agent_start_no_second_process_in_its_slot() {
     let member = processes(lab.host(1)).remove(0);
     for _ in 0..100 {
         assert_eq!(members(lab.host(1)), 1, "two processes use one slot");
-        std::thread::sleep(Duration::from_millis(20));
+        lapse("a second process, which might start", Duration::from_millis(20));
     }
     member.signal(Signal::KILL);
     job.wait_for_output(1, "3 joins 0 1 2");
@@ -117,6 +118,15 @@ fn reset_connections_to_an_agent_start_no_second_process_in_its_slot() {
     all_gone(&lab, PATIENCE);
 }
 
+/// Resets in a row: enough to hit every stage of connecting several times.
+#[cfg(feature = "train")]
+const BURST: usize = 100;
+
+#[cfg(feature = "train")]
+fn epochs(log: &std::path::Path) -> usize {
+    std::fs::read_to_string(log).map_or(0, |text| text.matches("\"event\":\"epoch\"").count())
+}
+
 /// Resets between the hosts of two members counted as the ends of both processes, and each went on alone.
 #[cfg(feature = "train")]
 #[test]
@@ -126,15 +136,24 @@ fn reset_connections_between_members_leave_one_history() {
     let more = ["--model", "lenet", "--batch=8", "--samples", "48", "--test-samples", "16", "--epochs", "1000000"];
     let mut job = lab.host(0).farandole(&[&words[..], &more, &["--log", "/run/lab/log.jsonl"]].concat());
     let log = lab.host(1).path("log.jsonl");
-    until_within(PATIENCE, "both ranks train", || {
-        std::fs::read_to_string(&log).is_ok_and(|text| text.contains("\"event\":\"epoch\""))
-    });
+    job.wait_until("no rank trains", |_| epochs(&log) > 0);
     for number in 2..5 {
         lab.reset(1, 2);
         job.wait_for_errors(1, &format!("generation {number} has the members 0 1"));
+        // A reset of connections that are being opened would break no generation.
+        let trained = epochs(&log);
+        job.wait_until("the generation does not train", |_| epochs(&log) > trained);
     }
+    // Many in a row, which also break the connections that the next generation is about to open.
+    for _ in 0..BURST {
+        lab.reset(1, 2);
+    }
+    let trained = epochs(&log);
+    job.wait_until("no rank trains after the resets", |_| epochs(&log) > trained + 1);
     job.signal(Signal::INT);
     let ended = job.wait_within(PATIENCE);
-    assert!(!ended.said().contains("has split"), "{}", ended.said());
+    for words in ["has split", "exit code"] {
+        assert!(!ended.said().contains(words), "{}", ended.said());
+    }
     all_gone(&lab, PATIENCE);
 }

@@ -1,7 +1,7 @@
 //! Jobs over three hosts that are hit by something: each ends in time, with a last line that says what it was, and
 //! nothing stays.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -11,14 +11,10 @@ use crate::running::Ended;
 
 /// Silence that counts as death in these tests, shorter than the default to spare time.
 const HEARTBEAT: [&str; 2] = ["--heartbeat-timeout", "2"];
-const SILENCE: Duration = Duration::from_secs(2);
 
-/// What comes on top of noticing: verdicts, last words, the end of all ranks, on a machine that is busy with other
-/// things.
-const AFTERMATH: Duration = Duration::from_secs(6);
-
-/// Ranks of a killed rank or agent have their error in less than a second; a busy machine gets one more.
-const AT_ONCE: Duration = Duration::from_secs(2);
+/// Only a hang takes longer. How soon a death is noticed is measured by `cargo xtask detect`; here the words say
+/// whether it was seen or missed.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Asserts that these ranks were told a cause with these words in it.
 fn assert_told(ended: &Ended, ranks: std::ops::Range<usize>, words: &[&str]) {
@@ -45,7 +41,7 @@ fn the_last_line_names_rank_host_pid_code_and_last_words() {
         assert!(last.contains(words), "`{words}` is not in the last line: {}", ended.said());
     }
     assert_told(&ended, 0..4, &["rank 4"]);
-    all_gone(&lab, AT_ONCE);
+    all_gone(&lab, PATIENCE);
 }
 
 #[test]
@@ -54,14 +50,14 @@ fn a_killed_rank_is_named_with_its_signal() {
     let job = dancing(&lab, &[]);
     let victim = ranks(lab.host(1)).remove(0);
     victim.signal(Signal::KILL);
-    let ended = job.wait_within(AT_ONCE + AFTERMATH);
+    let ended = job.wait_within(PATIENCE);
     assert_eq!(ended.code(), 137, "{}", ended.said());
     let last = ended.last_line();
     assert!(last.contains(" on h1") && last.contains("signal 9 (SIGKILL)"), "{}", ended.said());
     assert!(last.contains(&format!("(pid {})", victim.pid_there)), "{victim:?}: {}", ended.said());
     let (name, _) = last.trim_start_matches("farandole: ").split_once(" on ").unwrap();
     assert_told(&ended, 4..6, &[name]);
-    all_gone(&lab, AT_ONCE);
+    all_gone(&lab, PATIENCE);
 }
 
 #[test]
@@ -70,13 +66,13 @@ fn a_cut_cable_ends_the_job_everywhere_and_the_host_is_named() {
         let lab = Lab::new(3, family);
         let job = dancing(&lab, &HEARTBEAT);
         lab.cut(2);
-        let ended = job.wait_within(SILENCE + AFTERMATH);
+        let ended = job.wait_within(PATIENCE);
         assert_eq!(ended.code(), 1, "{}", ended.said());
         let last = ended.last_line();
         assert!(last.contains("h2 has not been heard of") && last.contains("cut"), "{}", ended.said());
         assert_told(&ended, 0..4, &["h2"]);
         // Nobody can tell the far side, and it ends all the same.
-        until_within(SILENCE + AFTERMATH, "the host that was cut off is empty", || of_the_job(lab.host(2)).is_empty());
+        until_within(PATIENCE, "the host that was cut off is empty", || of_the_job(lab.host(2)).is_empty());
         lab.mend(2);
         for host in &lab.hosts()[..2] {
             assert_eq!(of_the_job(host), []);
@@ -91,14 +87,13 @@ fn a_killed_agent_takes_its_ranks_along_and_is_named() {
         let job = dancing(&lab, &[]);
         let agents = of_the_job(lab.host(number)).into_iter().find(|process| process.words[1..] == ["agent"]);
         let agent = agents.expect("every host has an agent");
-        let began = Instant::now();
         agent.signal(Signal::KILL);
-        until_within(AT_ONCE, "ranks end with their agent", || ranks(lab.host(number)).is_empty());
-        let ended = job.wait_within((AT_ONCE + AFTERMATH).saturating_sub(began.elapsed()));
+        until_within(PATIENCE, "ranks end with their agent", || ranks(lab.host(number)).is_empty());
+        let ended = job.wait();
         assert_eq!(ended.code(), 1, "{}", ended.said());
         let named = format!("the agent on h{number} (pid {})", agent.pid_there);
         assert!(ended.last_line().contains(&named), "{}", ended.said());
-        all_gone(&lab, AT_ONCE);
+        all_gone(&lab, PATIENCE);
     }
 }
 
@@ -108,13 +103,13 @@ fn a_stopped_rank_is_reported_as_stopped() {
     let job = dancing(&lab, &HEARTBEAT);
     let victim = ranks(lab.host(2)).remove(1);
     victim.signal(Signal::STOP);
-    let ended = job.wait_within(SILENCE + AFTERMATH);
+    let ended = job.wait_within(PATIENCE);
     assert_eq!(ended.code(), 1, "{}", ended.said());
     let last = ended.last_line();
     assert!(last.contains(" on h2") && last.contains("stopped") && last.contains("SIGSTOP"), "{}", ended.said());
     assert!(last.contains(&format!("(pid {})", victim.pid_there)), "{victim:?}: {}", ended.said());
     assert_told(&ended, 0..4, &["h2", "stopped"]);
-    all_gone(&lab, AT_ONCE);
+    all_gone(&lab, PATIENCE);
 }
 
 #[test]
@@ -122,10 +117,10 @@ fn a_killed_launcher_leaves_nothing_on_any_host() {
     let lab = Lab::new(3, Family::V4);
     let job = dancing(&lab, &[]);
     job.signal(Signal::KILL);
-    until_within(AT_ONCE, "no process of the job is left", || {
+    until_within(PATIENCE, "no process of the job is left", || {
         lab.hosts().iter().all(|host| of_the_job(host).is_empty())
     });
-    all_gone(&lab, AT_ONCE);
+    all_gone(&lab, PATIENCE);
     assert_eq!(job.wait().code(), 137);
 }
 
@@ -134,8 +129,8 @@ fn an_interrupt_ends_everything_with_code_130() {
     let lab = Lab::new(3, Family::V4);
     let job = dancing(&lab, &[]);
     job.signal(Signal::INT);
-    let ended = job.wait_within(AFTERMATH);
+    let ended = job.wait_within(PATIENCE);
     assert_eq!(ended.code(), 130, "{}", ended.said());
     assert!(ended.last_line().contains("SIGINT"), "{}", ended.said());
-    all_gone(&lab, AT_ONCE);
+    all_gone(&lab, PATIENCE);
 }

@@ -23,7 +23,7 @@ fn goes_on(what: &str, part: impl Fn(&Process) -> bool) {
     let stopped: Vec<Process> = lab.hosts().iter().flat_map(of_the_job).filter(part).collect();
     assert!(!stopped.is_empty(), "{what}: nothing to stop");
     stopped.iter().for_each(|process| process.signal(Signal::STOP));
-    std::thread::sleep(BEYOND);
+    farandole_testing::lapse("the processes that are stopped", BEYOND);
     stopped.iter().for_each(|process| process.signal(Signal::CONT));
     job.go_on();
     let ended = job.wait();

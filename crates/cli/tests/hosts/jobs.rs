@@ -56,6 +56,24 @@ pub(crate) fn all_gone(lab: &Lab, patience: Duration) {
 }
 
 #[test]
+fn all_ranks_are_told_one_free_port_of_the_first_host_for_torchs_store() {
+    for family in [Family::V4, Family::V6] {
+        let lab = Lab::new(3, family);
+        let shown =
+            "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, $GROUP_RANK, $MASTER_ADDR $MASTER_PORT";
+        let job = lab.host(0).farandole(&["run", "--no-prefix", "-H", "h1:2,h2:1", "sh", "-c", shown]).wait();
+        assert_eq!(job.code(), 0, "{}", job.said());
+        let mut said = job.stdout.clone();
+        said.sort();
+        let port = said[0].split(' ').next_back().unwrap();
+        assert!(port.parse::<u16>().is_ok_and(|port| port > 0), "{}", job.said());
+        let at = lab.host(1).address();
+        let expected = ["0 of 3, 0 of 2, 0", "1 of 3, 1 of 2, 0", "2 of 3, 0 of 1, 1"];
+        assert_eq!(said, expected.map(|place| format!("{place}, {at} {port}")));
+    }
+}
+
+#[test]
 fn six_ranks_on_three_hosts_reduce_over_either_internet_protocol() {
     for family in [Family::V4, Family::V6] {
         let lab = Lab::new(3, family);

@@ -13,8 +13,9 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use farandole_testing::Deadline;
 use rustix::process::{Pid, Signal};
 
 use crate::host::Host;
@@ -227,12 +228,12 @@ impl Drop for Keeper {
         // unshare waits for it. It has nothing else to do that could keep it, but a test must never hang on its way
         // out.
         drop(self.stdin.take());
-        let began = Instant::now();
+        let deadline = Deadline::after(PATIENCE);
         while let Ok(None) = self.unshare.try_wait() {
-            if began.elapsed() > PATIENCE {
+            if deadline.is_over() {
                 let _ = rustix::process::kill_process(self.first, Signal::KILL);
             }
-            std::thread::sleep(Duration::from_millis(1));
+            deadline.rest();
         }
     }
 }
@@ -251,10 +252,6 @@ pub(crate) fn until(what: &str, holds: impl FnMut() -> bool) {
 }
 
 /// Waits until something holds, but not longer than this.
-pub(crate) fn until_within(patience: Duration, what: &str, mut holds: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < patience, "waited {patience:?} in vain: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+pub(crate) fn until_within(patience: Duration, what: &str, holds: impl FnMut() -> bool) {
+    farandole_testing::wait_until(what, patience, holds);
 }

@@ -135,5 +135,5 @@ fn a_laboratory_waits_to_be_killed() {
     let lab = Lab::new(2, Family::V4);
     let networks: Vec<String> = lab.networks().iter().map(|network| network.display().to_string()).collect();
     println!("networks: {}", networks.join(" "));
-    std::thread::sleep(Duration::from_secs(60));
+    farandole_testing::lapse("a laboratory that waits to be killed", Duration::from_secs(60));
 }

@@ -8,8 +8,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use farandole_testing::{Deadline, lapse};
 use rustix::process::{Pid, Signal};
 
 use crate::lab::{until, until_within};
@@ -68,7 +69,7 @@ impl Running {
                 let _ = rustix::process::kill_process(pid, Signal::KILL);
                 return;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            lapse("the command", Duration::from_millis(1));
         }
     }
 
@@ -99,13 +100,20 @@ impl Running {
     }
 
     fn wait_for(&mut self, stream: fn(&Running) -> &Lines, count: usize, text: &str) {
-        let began = Instant::now();
-        while stream(self).so_far().iter().filter(|line| line.contains(text)).count() < count {
-            if began.elapsed() > PATIENCE || self.outside.try_wait().unwrap().is_some() {
+        self.wait_until(&format!("`{text}` was not said {count} times"), |running| {
+            stream(running).so_far().iter().filter(|line| line.contains(text)).count() >= count
+        });
+    }
+
+    /// Waits until something holds while the command runs. Fails with `otherwise` and all output.
+    pub(crate) fn wait_until(&mut self, otherwise: &str, mut holds: impl FnMut(&Running) -> bool) {
+        let deadline = Deadline::after(PATIENCE);
+        while !holds(self) {
+            if deadline.is_over() || self.outside.try_wait().unwrap().is_some() {
                 let (out, err) = (self.stdout.so_far(), self.stderr.so_far());
-                panic!("{}: `{text}` was not said {count} times\n{out:#?}\n{err:#?}", self.line);
+                panic!("{}: {otherwise}\n{out:#?}\n{err:#?}", self.line);
             }
-            std::thread::sleep(Duration::from_millis(5));
+            deadline.rest();
         }
     }
 
@@ -117,14 +125,14 @@ impl Running {
     /// Waits for the end, which must come within this time.
     pub(crate) fn wait_within(mut self, patience: Duration) -> Ended {
         let mut status = None;
-        let began = Instant::now();
+        let deadline = Deadline::after(patience);
         while status.is_none() {
             status = self.outside.try_wait().unwrap();
-            if began.elapsed() > patience {
+            if deadline.is_over() {
                 let (out, err) = (self.stdout.so_far(), self.stderr.so_far());
                 panic!("{} has not ended within {patience:?}\n{out:#?}\n{err:#?}", self.line);
             }
-            std::thread::sleep(Duration::from_millis(2));
+            deadline.rest();
         }
         // Whoever holds its output open after its end is a process that it has left behind.
         let (stdout, stderr) = (&self.stdout, &self.stderr);

@@ -52,7 +52,7 @@ fn package() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bindings/python/farandole").canonicalize().unwrap();
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("package-{}", std::process::id()));
     fs::create_dir_all(folder.join("farandole")).unwrap();
-    for file in ["launch.py", "_task.py"] {
+    for file in ["launch.py", "_task.py", "_ending.py"] {
         fs::copy(here.join(file), folder.join("farandole").join(file)).unwrap();
     }
     fs::write(folder.join("farandole/__init__.py"), "from farandole.launch import run\n").unwrap();
