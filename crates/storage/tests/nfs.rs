@@ -10,10 +10,10 @@ mod harness;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole_storage::{Storage, StorageError, StorageErrorKind, StorageOptions, open};
-use farandole_testing::{Folder, NfsExport, NfsServer, TcpProxy, WireFaults, in_namespaces, wait_until};
+use farandole_testing::{Folder, NfsExport, NfsServer, TcpProxy, WireFaults, at_least, in_namespaces, wait_until};
 use harness::{pattern, quick};
 
 /// How long a test may take, its namespaces included. Most take a second or two.
@@ -272,9 +272,8 @@ fn slow_servers_are_waited_for_and_silent_ones_asked_again() {
     lab.proxy.set(WireFaults { bytes_per_second: Some(500_000), ..WireFaults::default() });
     let options = StorageOptions { silence_timeout: Duration::from_millis(1500), ..quick() };
     let (storage, path) = open_at(&lab.proxied("file"), &options);
-    let began = Instant::now();
-    assert!(read(&*storage, &path, 0, bytes.len()).unwrap() == bytes);
-    assert!(began.elapsed() > 2 * options.silence_timeout, "{:?}", began.elapsed());
+    let slowly = at_least(2 * options.silence_timeout, || read(&*storage, &path, 0, bytes.len()));
+    assert!(slowly.unwrap() == bytes);
     assert_eq!((storage.counts().retries, lab.proxy.connections()), (0, 1));
     // Silent in the middle of an answer, on each connection.
     lab.proxy.set(WireFaults { silent_after: Some(900_000), ..WireFaults::default() });
@@ -283,7 +282,6 @@ fn slow_servers_are_waited_for_and_silent_ones_asked_again() {
     assert!(storage.counts().retries > 0);
     // Silent from the first byte on: an error, in the time that was allowed for all attempts.
     lab.proxy.set(WireFaults { silent_after: Some(0), ..WireFaults::default() });
-    let began = Instant::now();
     let error = error_of(&lab.proxied("file"));
     assert!(error.kind == StorageErrorKind::TimedOut && error.cause.contains("silent"), "{error}");
     let mut options = quick();
@@ -291,7 +289,6 @@ fn slow_servers_are_waited_for_and_silent_ones_asked_again() {
     options.retries = 1000;
     let error = read_whole(&lab.proxied("file"), &options).unwrap_err();
     assert!(error.kind == StorageErrorKind::TimedOut, "{error}");
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
 #[test]

@@ -11,11 +11,11 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, chown, symlink}
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use farandole_storage::cache::ReadAhead;
 use farandole_storage::{Storage, StorageCounts, StorageOptions, open};
-use farandole_testing::{Folder, finish, finish_child, wait_until};
+use farandole_testing::{Deadline, Folder, finish, finish_child, wait_until};
 use harness::{Fault, Server, pattern};
 
 const BLOCK: usize = 64 << 10;
@@ -232,9 +232,9 @@ fn reader() {
 #[ignore = "role program: other tests start it"]
 fn endless_filler() {
     let folder = of_role(ROLE_FOLDER);
-    let began = Instant::now();
+    let end = Deadline::after(Duration::from_secs(100));
     let mut turn = 0;
-    while began.elapsed() < Duration::from_secs(100) {
+    while !end.is_over() {
         // Another length of blocks gives them other names.
         let mut options = cached_in(Path::new(&folder));
         options.cache.block_bytes = BLOCK + turn;

@@ -202,12 +202,10 @@ mod tests {
         let path = folder.join("mailbox");
         let _mailbox = UnixDatagram::bind(&path).unwrap();
         let mut voice = Voice::new(0, Some(&path));
-        let began = Instant::now();
         for _ in 0..5_000 {
             voice.step(progress(9));
         }
         voice.say("this one waits for a moment, and goes elsewhere");
-        assert!(began.elapsed() < Duration::from_secs(10));
         assert!(matches!(voice.way, Way::Lines));
     }
 

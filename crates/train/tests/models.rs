@@ -6,7 +6,7 @@
 
 use std::net::TcpListener;
 use std::process::{Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::momentum::MomentumConfig;
@@ -14,6 +14,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use farandole::burn::{DistributedOptimizer, Outbox, Wire, average_buffers, broadcast_parameters};
 use farandole_data::sample::{ImageShape, Labels, Task};
+use farandole_testing::Deadline;
 use farandole_train::layer::{Draw, ForwardPass};
 use farandole_train::model::{Architecture, ModelSpec, Network, Output};
 use farandole_train::task;
@@ -231,14 +232,14 @@ fn trained_together(architecture: Architecture, steps: usize) -> Vec<f32> {
             .unwrap()
     };
     let mut ranks = [start(0), start(1)];
-    let began = Instant::now();
+    let deadline = Deadline::after(DEADLINE);
     let ended = loop {
         let states: Vec<Option<ExitStatus>> = ranks.iter_mut().map(|rank| rank.try_wait().unwrap()).collect();
         let failed = states.iter().flatten().any(|state| !state.success());
-        if failed || states.iter().all(Option::is_some) || began.elapsed() > DEADLINE {
+        if failed || states.iter().all(Option::is_some) || deadline.is_over() {
             break states;
         }
-        std::thread::sleep(Duration::from_millis(10));
+        deadline.pause("the ranks, which train");
     };
     for rank in &mut ranks {
         let _ = rank.kill();

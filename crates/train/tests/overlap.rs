@@ -4,14 +4,22 @@
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, Tensor};
 use farandole::burn::{Outbox, Wire, broadcast_parameters};
-use farandole::{Event, Phase};
+use farandole::{Event, Phase, Recorder};
+use farandole_testing::wait_until;
 use farandole_train::tap::tap;
 
 /// Set in the copies of this program that are ranks.
@@ -24,7 +32,7 @@ const LAYERS: usize = 6;
 const WIDTH: usize = 192;
 
 #[test]
-fn a_tapped_gradient_is_submitted_before_backward_has_ended() {
+fn a_tapped_gradient_is_submitted_while_backward_is_at_earlier_layers() {
     // Ranks that are started without a launcher find each other as under torchrun: rank 0 hosts the meeting at this
     // port.
     let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port").port();
@@ -44,11 +52,8 @@ fn a_tapped_gradient_is_submitted_before_backward_has_ended() {
         })
         .collect();
     let waiters: Vec<_> = children.into_iter().map(|child| thread::spawn(move || child.wait_with_output())).collect();
-    let started = Instant::now();
-    while !waiters.iter().all(thread::JoinHandle::is_finished) {
-        assert!(started.elapsed() < DEADLINE, "a rank hangs");
-        thread::sleep(Duration::from_millis(5));
-    }
+    let have_ended = || waiters.iter().all(thread::JoinHandle::is_finished);
+    wait_until("the end of both ranks", DEADLINE, have_ended);
     for waiter in waiters {
         let output = waiter.join().expect("a waiter does not panic").expect("a child can be waited for");
         let words = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -68,8 +73,12 @@ impl Chain {
         Chain { weights: (0..LAYERS).map(weight).map(Param::from_tensor).collect() }
     }
 
-    fn forward(&self, mut x: Tensor<2>, outbox: Option<&Outbox>) -> Tensor<2> {
-        for weight in &self.weights {
+    /// `gate` is on the way back from the second half of the layers to the first.
+    fn forward(&self, mut x: Tensor<2>, outbox: Option<&Outbox>, gate: Option<Gate>) -> Tensor<2> {
+        for (layer, weight) in self.weights.iter().enumerate() {
+            if let Some(gate) = gate.clone().filter(|_| layer == LAYERS / 2) {
+                x = Tensor::from_dispatch(Dispatch::gate(x.into_dispatch(), gate));
+            }
             let value = match outbox {
                 Some(outbox) => tap(weight.val(), weight.id, &x, outbox),
                 None => weight.val(),
@@ -77,6 +86,51 @@ impl Chain {
             x = x.matmul(value);
         }
         x
+    }
+}
+
+/// What backward waits for before it goes on to earlier layers.
+#[derive(Clone)]
+pub struct Gate(Arc<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Gate")
+    }
+}
+
+/// The operation, for each backend that has it.
+#[backend_extension(Autodiff, Flex)]
+pub trait GateBackend: Backend {
+    /// The same tensor. Backward stops here until the gate opens.
+    fn gate(tensor: FloatTensor<Self>, gate: Gate) -> FloatTensor<Self>;
+}
+
+impl GateBackend for Flex {
+    fn gate(tensor: FloatTensor<Self>, _: Gate) -> FloatTensor<Self> {
+        tensor
+    }
+}
+
+impl<B: GateBackend, C: CheckpointStrategy> GateBackend for Autodiff<B, C> {
+    fn gate(tensor: FloatTensor<Self>, gate: Gate) -> FloatTensor<Self> {
+        match GateStep.prepare::<C>([tensor.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(step) => step.finish(gate, tensor.primitive().clone()),
+            OpsKind::UnTracked(step) => step.finish(tensor.primitive().clone()),
+        }
+    }
+}
+
+/// The step on the tape.
+#[derive(Debug)]
+struct GateStep;
+
+impl<B: Backend> Backward<B, 1> for GateStep {
+    type State = Gate;
+
+    fn backward(self, ops: Ops<Gate, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        (ops.state.0)();
+        unary::<B, _>(ops.parents, ops.node, gradients, |gradient| gradient);
     }
 }
 
@@ -91,15 +145,22 @@ fn a_rank_plays_its_role() {
     let chain = broadcast_parameters(&mut world, Chain::new(&device), 0).expect("ranks agree");
     let outbox = Outbox::new(&world, &chain, Wire::F32, 1).expect("ranks agree");
     let inputs = Tensor::<2>::random([256, WIDTH], Distribution::Normal(0.0, 1.0), &device);
-    let loss = |outbox| chain.forward(inputs.clone(), outbox).powf_scalar(2.0).mean();
+    let loss = |outbox, gate| chain.forward(inputs.clone(), outbox, gate).powf_scalar(2.0).mean();
 
     // A forward pass that is looked at and never differentiated. Burn keeps what belongs to it for a while, so the
     // gradients of its step leave with `collect`; they are right all the same, and the next step is one like others.
-    drop(loss(Some(&outbox)));
-    let gradients = GradientsParams::from_grads(loss(Some(&outbox)).backward(), &chain);
+    drop(loss(Some(&outbox), None));
+    let gradients = GradientsParams::from_grads(loss(Some(&outbox), None).backward(), &chain);
     let looked_at = outbox.collect(&chain, gradients).expect("ranks average");
 
-    let tapped = loss(Some(&outbox));
+    // Backward goes on to the first half of the layers when the gradients of the second have been submitted. It would
+    // hang if they left later.
+    let recorder = Arc::clone(world.recorder());
+    let gate = Gate(Arc::new(move || {
+        let have_left = || submitted(&recorder).len() == LAYERS - LAYERS / 2;
+        wait_until("the gradients of later layers to leave", DEADLINE, have_left);
+    }));
+    let tapped = loss(Some(&outbox), Some(gate));
     let backward = world.recorder().phase(Phase::Backward);
     let gradients = tapped.backward();
     drop(backward);
@@ -108,7 +169,7 @@ fn a_rank_plays_its_role() {
     let averages = outbox.collect(&chain, gradients).expect("ranks average");
 
     // The same numbers as without taps.
-    let gradients = GradientsParams::from_grads(loss(None).backward(), &chain);
+    let gradients = GradientsParams::from_grads(loss(None, None).backward(), &chain);
     let plain = outbox.collect(&chain, gradients).expect("ranks average");
     for weight in &chain.weights {
         let all = [&averages, &looked_at, &plain];
@@ -117,32 +178,23 @@ fn a_rank_plays_its_role() {
         tapped.assert_eq(&plain, true);
         looked_at.assert_eq(&plain, true);
     }
-    check_trace(&world);
+    let names = submitted(world.recorder());
+    let expected: Vec<String> = (0..LAYERS).rev().map(|layer| format!("gradient.1/weights.{layer}")).collect();
+    assert_eq!(names, expected, "the last layer's gradient leaves first");
     println!("role done");
 }
 
-fn check_trace(world: &farandole::World) {
-    let trace = world.recorder().snapshot("test");
-    let phase = |wanted: fn(&Event) -> bool| trace.records.iter().find(|record| wanted(&record.event));
-    let begin =
-        phase(|event| matches!(event, Event::PhaseBegin { phase: Phase::Backward, .. })).expect("backward begins");
-    let end = phase(|event| matches!(event, Event::PhaseEnd { phase: Phase::Backward, .. })).expect("backward ends");
-    let submitted: Vec<(f64, &str)> = trace
-        .records
-        .iter()
-        .filter_map(|record| match record.event {
-            Event::Submitted { name, .. } if (begin.time_ns..end.time_ns).contains(&record.time_ns) => {
-                let share = (record.time_ns - begin.time_ns) as f64 / (end.time_ns - begin.time_ns) as f64;
-                Some((share, trace.text(name)))
-            }
-            _ => None,
-        })
-        .collect();
-    println!("submitted during backward: {submitted:?}");
-    let names: Vec<&str> = submitted.iter().map(|(_, name)| *name).collect();
-    let expected: Vec<String> = (0..LAYERS).rev().map(|layer| format!("gradient.1/weights.{layer}")).collect();
-    assert_eq!(names, expected, "the last layer's gradient leaves first");
-    // Layers are alike, so gradients are ready evenly; the first one would come at the end if taps did not know their
-    // layers.
-    assert!(submitted[0].0 < 0.6, "the first gradient leaves in the middle of backward: {submitted:?}");
+/// What was submitted during backward so far.
+fn submitted(recorder: &Recorder) -> Vec<String> {
+    let trace = recorder.snapshot("test");
+    let (mut is_backward, mut names) = (false, Vec::new());
+    for record in &trace.records {
+        match record.event {
+            Event::PhaseBegin { phase: Phase::Backward, .. } => is_backward = true,
+            Event::PhaseEnd { phase: Phase::Backward, .. } => is_backward = false,
+            Event::Submitted { name, .. } if is_backward => names.push(trace.text(name).to_owned()),
+            _ => {}
+        }
+    }
+    names
 }

@@ -127,7 +127,7 @@ fn workers_begin_no_more_steps_than_they_may() {
         while craft.begun.load(Ordering::Relaxed) < taken + 2 {
             std::thread::yield_now();
         }
-        std::thread::sleep(Duration::from_millis(5));
+        farandole_testing::lapse("a worker, which might begin one more", Duration::from_millis(5));
         assert_eq!(craft.begun.load(Ordering::Relaxed), taken + 2);
     }
     drop(shift);

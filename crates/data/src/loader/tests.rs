@@ -1,8 +1,9 @@
 //! What must hold for batches, for any number of ranks and workers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use farandole_testing::{NEVER, lapse, wait_until};
 use farandole_trace::event::{Event, InputStage};
 use proptest::prelude::*;
 
@@ -300,32 +301,42 @@ fn samples_that_do_not_fit_are_errors_that_name_them() {
 #[test]
 fn an_epoch_that_is_dropped_leaves_no_thread_behind_and_does_not_finish_its_batches() {
     let task = Task::SingleLabel { classes: CLASSES };
+    let made = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&made);
     let data = made_by(100_000, move |index| {
-        std::thread::sleep(Duration::from_millis(2));
+        counter.fetch_add(1, Ordering::Relaxed);
+        lapse("a sample", Duration::from_millis(2));
         Ok(sample(index, task))
     });
-    // A batch takes 20 s.
     let config = LoaderConfig { batch: 10_000, workers: 3, ..LoaderConfig::default() };
     let mut loader = Loader::new(Arc::clone(&data), Split::Train, config).unwrap();
     let epoch = loader.epoch(0, 0);
-    std::thread::sleep(Duration::from_millis(30));
-    let began = Instant::now();
+    wait_until("the first samples", NEVER, || made.load(Ordering::Relaxed) > 10);
     drop(epoch);
-    assert!(began.elapsed() < Duration::from_secs(15));
     drop(loader);
+    // A batch takes 20 s.
+    assert!(made.load(Ordering::Relaxed) < 10_000, "a batch was finished");
     assert_eq!(Arc::strong_count(&data), 1, "threads hold what they read from");
 }
 
 #[test]
 fn workers_that_sleep_on_a_full_rack_end_when_the_epoch_does() {
-    let data = numbered(1_000);
+    let made = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&made);
+    let data = made_by(1_000, move |index| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        Ok(sample(index, Task::SingleLabel { classes: CLASSES }))
+    });
     let config = LoaderConfig { batch: 4, workers: 4, prefetch: 2, ..LoaderConfig::default() };
     let mut loader = Loader::new(Arc::clone(&data), Split::Train, config).unwrap();
     for taken in [0, 1, 7] {
+        let before = made.load(Ordering::Relaxed);
         let epoch = loader.epoch(0, 0);
         let mut epoch = epoch.map(Result::unwrap);
         (0..taken).for_each(|_| drop(epoch.next()));
-        std::thread::sleep(Duration::from_millis(10));
+        // All that may be made ahead is made; then the workers sleep.
+        let ahead = (taken + 2) * 4;
+        wait_until("workers on a full rack", NEVER, || made.load(Ordering::Relaxed) - before >= ahead);
     }
     drop(loader);
     assert_eq!(Arc::strong_count(&data), 1);
@@ -344,10 +355,10 @@ fn no_more_is_made_ahead_than_was_allowed() {
     let mut epoch = loader.epoch(0, 0);
     for taken in 1..4 {
         epoch.next().unwrap().unwrap();
-        std::thread::sleep(Duration::from_millis(50));
+        wait_until("batches ahead", NEVER, || made.load(Ordering::Relaxed) >= (taken + 2) * 4);
+        lapse("a worker, which might make one more", Duration::from_millis(10));
         let made = made.load(Ordering::Relaxed);
-        assert!(made > taken * 4, "batches are made ahead");
-        assert!(made <= (taken + 2) * 4, "{made} samples after {taken} batches");
+        assert_eq!(made, (taken + 2) * 4, "after {taken} batches");
     }
 }
 

@@ -79,6 +79,8 @@ fn try_all(target: &str, made: &[Seed], check: impl Fn(&[u8]) -> usize) {
     // Tests measure one at a time where they share a process. A test that has failed is no reason for others to.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // A backtrace of a panic that a decoder's guard catches needs more memory than decoders may.
+    std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
     assert_eq!(Limit::set(LIMIT as u64), Limit::of(LIMIT as u64));
     let check = |bytes: &[u8]| {
         let (read, peak) = peak_of(|| check(bytes));

@@ -154,7 +154,7 @@ fn a_tag_that_claims_more_values_than_the_file_has_is_refused() {
 }
 
 /// The header of an entry in an archive, whose size is written as GNU tar writes large ones.
-fn tar_header(name: &str, bytes: u64) -> Vec<u8> {
+pub(crate) fn tar_header(name: &str, bytes: u64) -> Vec<u8> {
     let mut header = vec![0; 512];
     header[..name.len()].copy_from_slice(name.as_bytes());
     header[124] = 0x80;

@@ -310,7 +310,7 @@ fn send(mut stream: &TcpStream, asked: &Asked, answer: &Answer, fault: &Fault) -
     match fault {
         Fault::ResetAfter(_) => {
             // What was sent should arrive before the reset: the kernel drops what the peer has not read.
-            std::thread::sleep(Duration::from_millis(50));
+            farandole_testing::lapse("the server, before it resets", Duration::from_millis(50));
             rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO)).unwrap();
             false
         }

@@ -22,7 +22,7 @@ use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::ROWS;
 use super::source::Source;
-use super::thrift::{Field, I32, Reader};
+use super::thrift::{BINARY, BOOL, Field, I32, I64, Reader, STRUCT};
 use crate::limit::{Limit, TooLarge};
 
 /// Bytes that a value takes in memory apart from its contents, with its levels: that of a list's or dictionary's value.
@@ -54,6 +54,13 @@ struct Head {
     level_bytes: u64,
     header_bytes: u64,
 }
+
+/// Kinds of the fields of a page's header: its kind, two sizes and a checksum, then a structure for each kind of page.
+const HEADER: [u8; 8] = [I32, I32, I32, I32, STRUCT, STRUCT, STRUCT, STRUCT];
+const DATA_HEADER: [u8; 5] = [I32, I32, I32, I32, STRUCT];
+const DICTIONARY_HEADER: [u8; 3] = [I32, I32, BOOL];
+const SECOND_DATA_HEADER: [u8; 8] = [I32, I32, I32, I32, I32, I32, BOOL, STRUCT];
+const STATISTICS: [u8; 8] = [BINARY, BINARY, I64, I64, BINARY, BINARY, BOOL, BOOL];
 
 /// The kinds of pages, as the format numbers them.
 const DICTIONARY: i64 = 2;
@@ -180,32 +187,42 @@ impl CheckedPages {
 impl Head {
     fn read(from: impl io::Read, limit: Limit) -> io::Result<Head> {
         let mut reader = Reader::new(from, limit);
-        let (mut head, mut last) = (Head::default(), 0);
-        while let Some(field) = reader.field(&mut last)? {
-            match field {
-                Field { id: 1, kind: I32 } => head.kind = reader.number()?,
-                Field { id: 2, kind: I32 } => head.unpacked_bytes = reader.number()?,
-                Field { id: 3, kind: I32 } => head.packed_bytes = reader.number()?,
-                // What is said of a page of data, of a dictionary, and of the second kind of pages of data: each
-                // begins with the number of values.
-                Field { id: 5 | 7 | 8, kind: 12 } => {
-                    let (is_second_kind, mut level_bytes, mut last) = (field.id == 8, 0, 0);
-                    while let Some(field) = reader.field(&mut last)? {
-                        match field {
-                            Field { id: 1, kind: I32 } => head.values = reader.number()?.max(head.values),
-                            Field { id: 5 | 6, kind: I32 } if is_second_kind => level_bytes += reader.number()?.max(0),
-                            field => reader.skip(field)?,
-                        }
-                    }
-                    if is_second_kind {
-                        head.level_bytes = level_bytes.cast_unsigned();
-                    }
-                }
-                field => reader.skip(field)?,
+        let mut head = Head::default();
+        reader.structure(&HEADER, |reader, field| {
+            match field.id {
+                1 => head.kind = reader.number()?,
+                2 => head.unpacked_bytes = reader.number()?,
+                3 => head.packed_bytes = reader.number()?,
+                5 => head.read_part(reader, &DATA_HEADER, 0)?,
+                7 => head.read_part(reader, &DICTIONARY_HEADER, 0)?,
+                // Two numbers of bytes: levels of definition, of repetition.
+                8 => head.read_part(reader, &SECOND_DATA_HEADER, 2)?,
+                _ => reader.skip(field)?,
             }
-        }
+            Ok(())
+        })?;
         head.header_bytes = reader.bytes;
         Ok(head)
+    }
+
+    /// What is said of a page of one kind. It begins with the number of values; field 5 may begin numbers of bytes.
+    fn read_part<R: io::Read>(&mut self, reader: &mut Reader<R>, kinds: &[u8], sizes: i16) -> io::Result<()> {
+        let mut level_bytes: u64 = 0;
+        reader.structure(kinds, |reader, field| {
+            match field {
+                Field { id: 1, .. } => self.values = reader.number()?.max(self.values),
+                Field { id, .. } if (5..5 + sizes).contains(&id) => {
+                    level_bytes = level_bytes.saturating_add(reader.number()?.max(0).cast_unsigned());
+                }
+                Field { kind: STRUCT, .. } => reader.structure(&STATISTICS, Reader::skip)?,
+                field => reader.skip(field)?,
+            }
+            Ok(())
+        })?;
+        if sizes > 0 {
+            self.level_bytes = level_bytes;
+        }
+        Ok(())
     }
 }
 

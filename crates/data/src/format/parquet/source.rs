@@ -106,7 +106,8 @@ impl Drop for Lent {
     }
 }
 
-/// Reads on from a place.
+/// Reads from an offset. The end of the file is an error and not an empty read: the `parquet` crate skips the elements
+/// of a list in a header without checking how many bytes it got, two billion times if the list claims that number.
 pub(super) struct FromOffset {
     file: StoredFile,
     offset: u64,
@@ -116,6 +117,9 @@ impl Read for FromOffset {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let left = self.file.bytes().saturating_sub(self.offset);
         let count = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        if count == 0 && !buffer.is_empty() {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
         self.file.read_at(self.offset, &mut buffer[..count]).map_err(std::io::Error::other)?;
         self.offset += count as u64;
         Ok(count)

@@ -1,11 +1,13 @@
 //! Files that we write, that others write, and that nobody should have written.
 
+use std::io::Read as _;
 use std::sync::Arc;
 
 use farandole_testing::Folder;
 use parquet::basic::GzipLevel;
 use parquet::data_type::{ByteArray, ByteArrayType, Int32Type};
 use parquet::file::properties::{WriterProperties, WriterVersion};
+use parquet::file::reader::ChunkReader as _;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use proptest::prelude::*;
@@ -101,6 +103,16 @@ fn a_file_that_ends_too_early_is_an_error_at_every_byte() {
         let error = all(&stored(&folder, &bytes[..end])).unwrap_err();
         assert!(error.path.ends_with("b.parquet") && error.cause.contains("damaged"), "{end}: {error}");
     }
+}
+
+/// The `parquet` crate took empty reads for steps over a list: two million of them for a header of 600 bytes.
+#[test]
+fn a_header_that_claims_a_long_list_is_read_to_the_end_of_the_file_and_no_further() {
+    let (folder, bytes) = written(&[Known::Class(0)]);
+    let source = Source::new(&stored(&folder, &bytes));
+    let mut reader = source.get_read(bytes.len() as u64 - 3).unwrap();
+    reader.read_exact(&mut [0; 3]).unwrap();
+    assert_eq!(reader.read(&mut [0; 8]).unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
 }
 
 /// A file as others write it: optional columns, two row groups, small pages, any compression.

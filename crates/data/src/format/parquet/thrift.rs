@@ -4,6 +4,9 @@
 //! [`check_footer`] follows the whole footer: each list has the elements that it claims, the schema is a tree of
 //! limited depth, and the memory of its parts stays within the limit.
 //!
+//! The `parquet` crate reads a field that it knows as the format defines it, whatever kind the file gives it. Where the
+//! two differ, it would read other values than were checked here, so [`Reader::structure`] refuses such fields.
+//!
 //! What is deliberately not here: the meaning of headers. The `parquet` crate decodes them afterwards.
 
 use std::io::{self, Read};
@@ -20,10 +23,30 @@ const STRUCT_BYTES: u64 = 1 << 10;
 const ELEMENT_BYTES: u64 = 32;
 
 /// Kinds of values, as the protocol numbers them.
+pub(super) const BOOL: u8 = 2;
+const BYTE: u8 = 3;
 pub(super) const I32: u8 = 5;
-const BINARY: u8 = 8;
+pub(super) const I64: u8 = 6;
+pub(super) const BINARY: u8 = 8;
 const LIST: u8 = 9;
-const STRUCT: u8 = 12;
+pub(super) const STRUCT: u8 = 12;
+
+/// Kinds of the first fields of a footer: the version and the schema.
+const FOOTER: [u8; 2] = [I32, LIST];
+
+/// Kinds of the fields of an element of the schema. The last one is its logical type.
+const ELEMENT: [u8; 10] = [I32, I32, I32, BINARY, I32, I32, I32, I32, I32, STRUCT];
+
+/// Logical types with fields, and the kinds of these. The structure in a time is its unit.
+const LOGICAL_TYPES: [(i16, &[u8]); 7] = [
+    (5, &[I32, I32]),
+    (7, &[BOOL, STRUCT]),
+    (8, &[BOOL, STRUCT]),
+    (10, &[BYTE, BOOL]),
+    (16, &[BYTE]),
+    (17, &[BINARY]),
+    (18, &[BINARY, I32]),
+];
 
 /// Reads values of the compact protocol.
 pub(super) struct Reader<R> {
@@ -117,6 +140,39 @@ impl<R: Read> Reader<R> {
         self.charge(count)
     }
 
+    /// Reads the fields of a structure. Those with a number from 1 on must have these kinds.
+    pub(super) fn structure(
+        &mut self,
+        kinds: &[u8],
+        mut each: impl FnMut(&mut Reader<R>, Field) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut last = 0;
+        while let Some(field) = self.field(&mut last)? {
+            let known = usize::try_from(field.id).ok().and_then(|id| kinds.get(id.checked_sub(1)?));
+            // A truth value is its own kind.
+            let kind = if field.kind == 1 { BOOL } else { field.kind };
+            if known.is_some_and(|known| *known != kind) {
+                return Err(damaged("a field is not of the kind that the format defines"));
+            }
+            each(self, field)?;
+        }
+        Ok(())
+    }
+
+    /// Steps over a union: one field, which is a structure. A structure in that is a union again, of empty ones.
+    fn skip_union(&mut self, variants: &[(i16, &[u8])]) -> io::Result<()> {
+        let mut last = 0;
+        let Some(Field { id, kind: STRUCT }) = self.field(&mut last)? else {
+            return Err(damaged("a union has no structure"));
+        };
+        let kinds = variants.iter().find(|(variant, _)| *variant == id).map_or(&[][..], |(_, kinds)| kinds);
+        self.structure(kinds, |reader, field| match field.kind {
+            STRUCT if !kinds.is_empty() => reader.skip_union(&[]),
+            _ => reader.skip(field),
+        })?;
+        if self.field(&mut last)?.is_some() { Err(damaged("a union has several fields")) } else { Ok(()) }
+    }
+
     /// Steps over the value of a field.
     pub(super) fn skip(&mut self, field: Field) -> io::Result<()> {
         // Truth values of fields are a part of the kind.
@@ -161,6 +217,10 @@ impl<R: Read> Reader<R> {
     }
 
     fn skip_element(&mut self, kind: u8, depth: usize) -> io::Result<()> {
+        if matches!(kind, 1 | 2) {
+            // The `parquet` crate steps over them as if they had no bytes.
+            return Err(damaged("a header has a list of truth values"));
+        }
         self.charge(ELEMENT_BYTES)?;
         self.skip_value(kind, depth + 1)
     }
@@ -201,17 +261,19 @@ impl<R: Read> Reader<R> {
 
     /// The number of children of an element, and the bytes of its name.
     fn schema_element(&mut self) -> io::Result<(u64, u64)> {
-        let (mut children, mut name_bytes, mut last) = (0, 0, 0);
-        while let Some(field) = self.field(&mut last)? {
-            match field {
-                Field { id: 4, kind: BINARY } => name_bytes = self.skip_binary()?,
-                Field { id: 5, kind: I32 } => {
-                    children = u64::try_from(self.number()?)
+        let (mut children, mut name_bytes) = (0, 0);
+        self.structure(&ELEMENT, |reader, field| {
+            match field.id {
+                4 => name_bytes = reader.skip_binary()?,
+                5 => {
+                    children = u64::try_from(reader.number()?)
                         .map_err(|_| damaged("a group has a negative number of children"))?;
                 }
-                field => self.skip(field)?,
+                10 => reader.skip_union(&LOGICAL_TYPES)?,
+                _ => reader.skip(field)?,
             }
-        }
+            Ok(())
+        })?;
         Ok((children, name_bytes))
     }
 }
@@ -221,15 +283,17 @@ impl<R: Read> Reader<R> {
 /// # Errors
 /// If it is damaged, or needs more memory than the limit allows.
 pub(super) fn check_footer(footer: &[u8], limit: Limit) -> io::Result<()> {
-    let mut reader = Reader::new(footer, limit);
-    let mut last = 0;
-    while let Some(field) = reader.field(&mut last)? {
-        match field {
-            Field { id: 2, kind: LIST } => reader.schema()?,
-            field => reader.skip(field)?,
+    let mut has_schema = false;
+    Reader::new(footer, limit).structure(&FOOTER, |reader, field| match field.id {
+        2 => {
+            has_schema = true;
+            reader.schema()
         }
-    }
-    Ok(())
+        1 => reader.skip(field),
+        // What comes before the schema could be read in another way than here, and so could the schema.
+        _ if !has_schema => Err(damaged("the schema is not at its beginning")),
+        _ => reader.skip(field),
+    })
 }
 
 #[cfg(test)]
@@ -274,14 +338,51 @@ mod tests {
 
     #[test]
     fn a_list_that_claims_more_than_follows_is_refused() {
-        // Field 4, a list of 2^60 empty structures, and no bytes of them.
-        let mut bytes = vec![0x49, 0xfc];
+        // No schema, then field 4, a list of 2^60 empty structures, and no bytes of them.
+        let mut bytes = vec![0x29, 0x0c, 0x29, 0xfc];
         put(&mut bytes, 1 << 60);
         assert_eq!(check_footer(&bytes, LIMIT).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         bytes.extend([0; 5_000]);
         assert!(check_footer(&bytes, LIMIT).unwrap_err().to_string().contains("are allowed"));
         // Structures in structures.
-        let error = check_footer(&[0x1c; 10_000], LIMIT).unwrap_err();
+        let nested = [&[0x29, 0x0c][..], &[0x1c; 10_000]].concat();
+        let error = check_footer(&nested, LIMIT).unwrap_err();
         assert!(error.to_string().contains("nested too deeply"), "{error}");
+    }
+
+    /// The `parquet` crate read the number of children from a field that claimed to be of another kind, and reserved
+    /// 10 GB for them.
+    #[test]
+    fn a_field_of_another_kind_than_the_format_defines_is_refused() {
+        let good = footer(&[1, 0]);
+        check_footer(&good, LIMIT).unwrap();
+        let place = good.iter().position(|byte| *byte == 0x15).unwrap();
+        for kind in [1, 3, 4, 6, 7, 8, 9, 12] {
+            let mut bytes = good.clone();
+            bytes[place] = 0x10 | kind;
+            let error = check_footer(&bytes, LIMIT).unwrap_err();
+            assert!(error.to_string().contains("kind that the format defines"), "{kind}: {error}");
+        }
+        // Something before the schema, and a list of truth values, which has no bytes in the eyes of the crate.
+        assert!(check_footer(&[0x39, 0x0c, 0], LIMIT).is_err());
+        assert!(check_footer(&[0x29, 0x0c, 0x79, 0x21, 0, 0], LIMIT).is_err());
+    }
+
+    #[test]
+    fn logical_types_have_the_fields_that_the_format_defines() {
+        // An element with the name "a" and a logical type of these bytes.
+        let with = |logical: &[u8]| {
+            let bytes = [&[0x29, 0x1c, 0x48, 1, b'a', 0x6c][..], logical, &[0, 0]].concat();
+            check_footer(&bytes, LIMIT)
+        };
+        // A text; a decimal of two numbers; a time in milliseconds; a whole number.
+        for logical in [&[0x1c, 0, 0][..], &[0x5c, 0x15, 4, 0x15, 18, 0, 0], &[0x7c, 0x11, 0x1c, 0x1c, 0, 0, 0, 0]] {
+            with(logical).unwrap();
+        }
+        with(&[0xac, 0x13, 8, 0x11, 0, 0]).unwrap();
+        // A truth value for a number, a unit that is no structure, a union of nothing, one of two.
+        for logical in [&[0x5c, 0x11, 0, 0][..], &[0x7c, 0x11, 0x1c, 0x11, 0, 0, 0], &[0], &[0x1c, 0, 0x1c, 0, 0]] {
+            with(logical).unwrap_err();
+        }
     }
 }
