@@ -143,11 +143,11 @@ def state_of(pid: int) -> str:
         return "X"
 
 
-def one_history(job: Job, *, has_cuts: bool = False) -> list[Note]:
+def one_history(job: Job) -> list[Note]:
     """A note for every step, on which all processes agree; ends everything if they do not.
 
-    A process that is cut off may complete a step of which the others do not hear before they go on without it. They
-    make that step again. So, with `has_cuts`, the last note of a process that is lost counts only if nobody has more.
+    A lost process may have completed its last step alone, from what it had received; the others repeat that step
+    without it. So the last note of a lost process counts only if no other process has noted that step.
     """
     noted: dict[int, list[tuple[int, Note]]] = {}
     for pid, notes in job.notes.items():
@@ -160,7 +160,7 @@ def one_history(job: Job, *, has_cuts: bool = False) -> list[Note]:
     steps: dict[int, Note] = {}
     for number, by_process in noted.items():
         gone_on = [one for one in by_process if job.notes[one[0]][-1].step > number or is_running(one[0])]
-        counted = (has_cuts and gone_on) or by_process
+        counted = gone_on or by_process
         steps[number] = counted[0][1]
         for pid, note in counted:
             if (note.checksum, note.size) != (steps[number].checksum, steps[number].size):
@@ -172,9 +172,9 @@ def one_history(job: Job, *, has_cuts: bool = False) -> list[Note]:
     return history
 
 
-def check_history(job: Job, worker: str, *, has_cuts: bool = False) -> str:
+def check_history(job: Job, worker: str) -> str:
     """Runs the same membership history without faults; ends everything if the parameters are others."""
-    history = one_history(job, has_cuts=has_cuts)
+    history = one_history(job)
     (job.folder / "history").write_text("".join(f"{note.size} {note.checksum}\n" for note in history))
     words = [sys.executable, str(WORKER)] if worker == "torch" else [worker]
     done = subprocess.run([*words, "history", str(job.folder)], capture_output=True, text=True, check=False)

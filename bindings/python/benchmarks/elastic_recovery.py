@@ -112,7 +112,10 @@ def went_on(job: Job, contest: Contest, before: list[int], survivors: list[int],
             found = [of_one[0] for pid, of_one in notes.items() if pid not in before and of_one]
             is_complete = len(found) == contest.ranks
         else:
-            changed = [first_after(notes.get(pid, []), begun_ns, contest.ranks) for pid in survivors or before]
+            joined = [of_one[0].at_ns for pid, of_one in notes.items() if pid not in before and of_one]
+            whole_ns = min(joined, default=None)
+            steps = [notes.get(pid, []) for pid in survivors or before]
+            changed = [first_after(of_one, begun_ns, whole_ns, contest.ranks) for of_one in steps]
             found = [note for note in changed if note is not None]
             is_complete = len(found) == max(1, len(survivors))
         if is_complete:
@@ -121,13 +124,13 @@ def went_on(job: Job, contest: Contest, before: list[int], survivors: list[int],
         time.sleep(0.002)
 
 
-def first_after(notes: list[Note], begun_ns: int, ranks: int) -> Optional[Note]:
-    """The first step of a survivor without the lost rank."""
+def first_after(notes: list[Note], begun_ns: int, whole_ns: Optional[int], ranks: int) -> Optional[Note]:
+    """The first step of a survivor without the lost rank: with fewer ranks, or after another one has replaced it."""
     latest: Optional[Note] = None
     for note in reversed(notes):
         if note.at_ns <= begun_ns:
             break
-        if note.size < ranks:
+        if note.size < ranks or whole_ns is not None and note.at_ns >= whole_ns:
             latest = note
     return latest
 
@@ -197,7 +200,7 @@ def measure(
                 return
         if contest.contestant == "farandole":
             job.stop()
-            print(check_history(job, contest.worker, has_cuts=contest.fault == "cut"), flush=True)
+            print(check_history(job, contest.worker), flush=True)
         is_good = True
     finally:
         job.end(keep=not is_good)

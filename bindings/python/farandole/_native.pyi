@@ -48,6 +48,12 @@ def has_cuda() -> bool:
 def launched() -> tuple[int, int, bool] | None:
     """Rank and size that a launcher has given this process, and whether it is a launcher of ours."""
 
+def product() -> str:
+    """What messages call this library: Farandole, or Horovod where scripts import it under that name."""
+
+def set_imported_as_horovod(imported: bool) -> None:
+    """Whether messages of this process are to call this library Horovod."""
+
 def host_identity() -> str:
     """What processes of one host have in common, and of different hosts not."""
 
@@ -89,6 +95,9 @@ def elastic_decide(
     """Whose state all ranks continue with. A rank brings completed blocks (negative: none), epoch, position, and whether
     its state was streamed to it; the result is source, is_sent, completed, epoch, position, is_to_compare."""
 
+def elastic_retry_pause(failed_before: int) -> float | None:
+    """The seconds to wait before a block is computed again that has failed this often before; None: it is not."""
+
 def elastic_step_end(position: int, length: int, batch: int, size: int) -> int:
     """Where the step ends that begins at `position` of `length` samples, if each rank takes `batch` of them."""
 
@@ -117,6 +126,26 @@ class StateSource:
 
 def state_digests(pieces: Sequence[tuple[int, int, object]]) -> list[int]:
     """A number for each piece of memory (address, bytes, owner), which depends on all its bits."""
+
+class ParameterCheck:
+    """When and how an optimizer compares parameters with other ranks.
+
+    after: steps before the first check. remedy: what gives all ranks the same parameters, for the warning. by_name:
+    whether names are the same on all ranks; otherwise the order is."""
+
+    def __new__(cls, after: int, remedy: str, by_name: bool) -> ParameterCheck: ...
+    def next_step(self, group: int) -> bool | None:
+        """A step begins. `None` if nothing is to be compared; otherwise whether all bits are, or a sample."""
+
+    def compare(self, group: int, pieces: Sequence[tuple[str, int, int, int, object]]) -> tuple[str, list[int]] | None:
+        """Compares, with all ranks of the group. Pieces: name, address, bytes, bytes of what it is the sample of (as
+        many if it is all), owner. The first parameter that differs, and the ranks in the minority."""
+
+def compare_parameters(name: str, pieces: Sequence[tuple[str, int, int, int, object]]) -> tuple[str, list[int]] | None:
+    """Compares all bits with all ranks, by order: the first that differs, and the ranks in the minority."""
+
+def sample_of(len_bytes: int) -> tuple[int, int, int]:
+    """The sample of so many bytes: number of blocks, bytes of each, distance between their beginnings."""
 
 class Joining:
     """A process that is about to join an elastic job."""
@@ -248,7 +277,23 @@ class BatchHandle:
         """Whether all are done, successfully or not."""
     def wait(self) -> None:
         """Waits until all are done; raises the first error. Ctrl-C ends the wait, not the requests."""
+    def wait_for(self, seconds: float) -> bool:
+        """Waits until all are done or for so many seconds, and says whether they are done."""
     def __len__(self) -> int: ...
+
+class HostTensors:
+    """Contiguous tensors in host memory."""
+
+    def form(self) -> bytes:
+        """What ranks must agree on: element type (one byte) and number of elements (eight, the least significant
+        first) of each."""
+    def allreduce(self, name: str, op: int, prescale: float, postscale: float, group: int) -> BatchHandle:
+        """Reduces them in place. Several are named name_0, name_1, and so on, and run together or not at all."""
+    def first_moved(self, tensors: list[Any]) -> int | None:
+        """The place of the first of these tensors whose bytes are elsewhere by now."""
+
+def host_tensors(tensors: list[Any]) -> HostTensors | None:
+    """Reads tensors of PyTorch's; nothing if one of them cannot be worked on as it is."""
 
 class DeviceHandle:
     """Requests of tensors on a device, which are waited for together."""
@@ -308,6 +353,10 @@ def submit_tensors_on_device(
 ) -> DeviceHandle | None:
     """The same for tensors of PyTorch's, which are asked here what they are and whose results replace them. None if
     one of them is not contiguous, on another device, or of a type that is not worked on there."""
+
+def declare_gradients(group: int, names: Sequence[str]) -> None:
+    """Says that an optimizer reduces gradients of these names in every step, from the step on whose gradients have just
+    been submitted. One that an optimizer of another rank lacks is then refused instead of waited for."""
 
 def works_on_devices(group: int, collective: tuple[object, ...], dtype: int) -> bool:
     """Whether a collective of device memory is carried out in this group where the tensors lie."""
@@ -464,6 +513,7 @@ def note_setting(name: str, value: str) -> None:
     """A setting for the trace that has become known, or has changed. Never fails."""
 
 def mark_iteration(number: int) -> None: ...
+def mark_step_done(number: int) -> None: ...
 def mark_epoch(number: int) -> None: ...
 
 def jax_handler() -> object:
@@ -474,6 +524,9 @@ def jax_device_handler() -> object:
 
 def calls_under_way() -> int:
     """How many calls of TensorFlow, JAX and MXNet wait for other ranks."""
+
+def jax_finish_comparing() -> None:
+    """Waits until parameters that programs have handed over are compared."""
 
 def jax_raise_late() -> None:
     """Waits for the collectives of programs on GPUs, and raises what went wrong."""

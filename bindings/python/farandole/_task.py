@@ -17,6 +17,8 @@ import sys
 import traceback
 from typing import IO, Any
 
+from farandole import _ending
+
 TASK_FD = "FARANDOLE_TASK_FD"
 RESULT_FD = "FARANDOLE_RESULT_FD"
 
@@ -32,6 +34,7 @@ def main() -> int:
             # The frames of this file say nothing about what went wrong.
             lines = traceback.format_exception(type(error), error, error.__traceback__)
             sys.stderr.write("".join(lines))
+            _ending.report(error)
             _leave_error(result, error, "".join(lines))
             return 1
     return 0
@@ -66,4 +69,6 @@ def _leave_error(result: IO[bytes], error: Exception, lines: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _ending.watch()
+    code = main()
+    sys.exit(code)

@@ -26,12 +26,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
-from farandole import _native, mpi
+from farandole import _ending, _native, _traceback, mpi
 from farandole import process_sets as _process_sets
 from farandole.process_sets import ProcessSet, is_communicator
 
 __all__ = ["HorovodBasics", "basics", "handle_average_backwards_compatibility"]
 
+
+# The hook of the second calls that of the first.
+_traceback.install()
+_ending.watch()
 
 _on_reset: list[Callable[[], None]] = []
 _on_init: list[Callable[[], None]] = []
@@ -238,7 +242,7 @@ class HorovodBasics:
         """True: this library makes no calls of MPI that could be in the way of other threads'. `ValueError` without
         `mpirun`."""
         if not mpi.started_this_job():
-            raise ValueError("Horovod MPI is not enabled; Please make sure it's installed and enabled.")
+            raise ValueError(f"{_native.product()} MPI is not enabled; Please make sure it's installed and enabled.")
         _native.rank()  # Raises before initialisation.
         return True
 
@@ -297,7 +301,7 @@ class HorovodBasics:
 
     def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
         if not _native.is_initialized():
-            raise ValueError("Horovod has not been initialized properly; use hvd.init().")
+            raise ValueError(f"{_native.product()} has not been initialized properly; use hvd.init().")
         return {number: list(ranks) for number, ranks in _process_sets._registered.items()}
 
     def _comm_process_set_id(self, comm: Any) -> int:
@@ -358,8 +362,8 @@ def _check_covers_job(comm: Any) -> None:
             return
         given = f"ranks {comm}"
     raise ValueError(
-        f"Horovod initialization failed. comm has {given}, but this is rank {_native.rank()} of a job of {size}. Leave "
-        "comm out and use process sets for a part of the job."
+        f"{_native.product()} initialization failed. comm has {given}, but this is rank {_native.rank()} of a job of "
+        f"{size}. Leave comm out and use process sets for a part of the job."
     )
 
 

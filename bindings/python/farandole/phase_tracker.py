@@ -117,7 +117,7 @@ class PhaseTracker:
             self.iteration_owner = weakref.ref(maker)
         if self.iteration_owner() is maker and not phases.marked_by_program():
             self.iterations += 1
-            _native.mark_iteration(self.iterations)
+            _native.mark_step_done(self.iterations)
 
     def epoch_begins(self, number: int) -> None:
         """An epoch begins; optimizers and functions of earlier ones need not be those of this one."""

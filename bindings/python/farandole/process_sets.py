@@ -152,14 +152,14 @@ def bind(process_sets: Sequence[ProcessSet]) -> None:
         if number is None:
             process_set._invalidate()
             problem = problem or (
-                f"Horovod is initialized already, and process_sets entry number {entry} is not one of its process "
-                f"sets: {process_set}. Use hvd.add_process_set(), or hvd.shutdown() before hvd.init()."
+                f"{_native.product()} is initialized already, and process_sets entry number {entry} is not one of its "
+                f"process sets: {process_set}. Use hvd.add_process_set(), or hvd.shutdown() before hvd.init()."
             )
         elif number in seen:
             process_set._invalidate()
             problem = problem or (
-                f"Horovod could not be initialized because process_sets entry number {entry} is a duplicate: "
-                f"{process_set}"
+                f"{_native.product()} could not be initialized because process_sets entry number {entry} is a "
+                f"duplicate: {process_set}"
             )
         else:
             seen.add(number)
@@ -172,7 +172,7 @@ def bind(process_sets: Sequence[ProcessSet]) -> None:
 def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
     """Registers a set in a running job and returns it. All ranks call this with the same ranks, in the same order.
 
-    The job must be dynamic: `init(process_sets="dynamic")` or HOROVOD_DYNAMIC_PROCESS_SETS=1.
+    The job must be dynamic: `init(process_sets="dynamic")` or FARANDOLE_DYNAMIC_PROCESS_SETS=1.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)

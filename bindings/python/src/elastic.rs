@@ -1,6 +1,6 @@
 //! What Python asks of an elastic job, and the decisions that it shares with Rust.
 
-use farandole::elastic::{SamplePlace, Samples, Standing, decide};
+use farandole::elastic::{SamplePlace, Samples, Standing, decide, pause_before_retry};
 use farandole::{RecoveryStage, StepFate};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -80,6 +80,12 @@ pub(crate) fn elastic_decide(standings: Vec<PythonStanding>) -> PyResult<PythonD
     let decision = decide(&standings.into_iter().map(read).collect::<Vec<_>>());
     let SamplePlace { epoch, position } = decision.place;
     Ok((decision.source, decision.is_sent, decision.completed, epoch, position, decision.is_to_compare))
+}
+
+/// The seconds to wait before a block is computed again that has failed this often before; none: it is not.
+#[pyfunction]
+pub(crate) fn elastic_retry_pause(failed_before: u64) -> Option<f64> {
+    pause_before_retry(failed_before).map(|pause| pause.as_secs_f64())
 }
 
 /// Where the step ends that begins at `position` of `length` samples, if each rank takes `batch` of them.

@@ -5,6 +5,7 @@
 //! for the beginning of one of Horovod's texts, ours begins with it.
 
 use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use farandole::{EngineError, Error};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -19,8 +20,26 @@ pyo3::create_exception!(
     "A collective was refused by the ranks, or the job cannot go on. The text names the first cause."
 );
 
+/// Whether scripts of this process import the library as `horovod`. Set by that package, read by whoever makes a
+/// message; only a word depends on it, so its order relative to other memory does not matter.
+static IMPORTED_AS_HOROVOD: AtomicBool = AtomicBool::new(false);
+
+/// What messages call this library: what scripts import.
+#[pyfunction]
+pub(crate) fn product() -> &'static str {
+    if IMPORTED_AS_HOROVOD.load(Ordering::Relaxed) { "Horovod" } else { "Farandole" }
+}
+
+/// Messages of this process speak of Horovod from now on, or of Farandole again.
+#[pyfunction]
+pub(crate) fn set_imported_as_horovod(imported: bool) {
+    IMPORTED_AS_HOROVOD.store(imported, Ordering::Relaxed);
+}
+
 /// For calls that need a world before there is one.
-pub(crate) const NOT_INITIALIZED: &str = "Horovod has not been initialized; use hvd.init().";
+pub(crate) fn not_initialized_text() -> String {
+    format!("{} has not been initialized; use hvd.init().", product())
+}
 
 /// For such calls where `hvd.init` was told to join later.
 const JOINS_LATER: &str = "this process has not joined its elastic job yet, because hvd.init(elastic_join=\"later\") \
@@ -32,7 +51,7 @@ const FORKED: &str = "this process was forked from a rank and is not a rank itse
                       the process that called hvd.init(). Start workers that need them with the method \"spawn\".";
 
 pub(crate) fn not_initialized() -> PyErr {
-    PyValueError::new_err(if joins_later() { JOINS_LATER } else { NOT_INITIALIZED })
+    PyValueError::new_err(if joins_later() { JOINS_LATER.to_owned() } else { not_initialized_text() })
 }
 
 pub(crate) fn forked() -> PyErr {
@@ -87,9 +106,7 @@ pub(crate) fn text(error: &EngineError) -> String {
         ),
         EngineError::Forked => FORKED.to_owned(),
         EngineError::ShutDown => {
-            "Horovod has been shut down, by this rank or because another one has ended: nothing more is carried out. \
-             If a rank ended with an exception, it is in that rank's output."
-                .to_owned()
+            format!("{} has been shut down by this rank; call init() again to go on", product())
         }
         _ => error.to_string(),
     }

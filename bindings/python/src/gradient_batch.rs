@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farandole::{Batch, Collective, Dtype, EngineError, GroupId, Request, Submission, Ticket};
 use pyo3::exceptions::PyValueError;
@@ -23,7 +23,7 @@ use crate::errors;
 use crate::lent_memory::{LentMemory, Piece, Pieces};
 use crate::on_device::OnStream;
 use crate::request::{element_type, len_bytes, read_group, read_op};
-use crate::waiting::wait_until_done;
+use crate::waiting::{wait_until_done, wait_within};
 use crate::world::{self, Job};
 
 /// How long a thread sleeps while another one takes the outcomes of the same batch.
@@ -128,6 +128,14 @@ impl GradientBatch {
     }
 }
 
+/// Says which gradients an optimizer reduces in every step, from the step on whose gradients have just been submitted.
+#[pyfunction]
+pub(crate) fn declare_gradients(group: i64, names: Vec<String>) -> PyResult<()> {
+    let names = names.into_iter().map(Arc::from).collect();
+    world::current()?.world.engine().reduces(read_group(group)?, names);
+    Ok(())
+}
+
 /// Allreduces that were submitted together and are waited for together.
 #[pyclass(frozen, module = "farandole._native")]
 pub(crate) struct BatchHandle {
@@ -153,6 +161,18 @@ impl BatchHandle {
             None => Ok(()),
             Some(error) => Err(errors::of_job(&self.job, error.clone())),
         }
+    }
+
+    /// Waits until all are done or so many seconds have passed; says whether they are done.
+    fn wait_for(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        let (begun, limit) = (Instant::now(), Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
+        // The last first: it is most likely the last to be done.
+        for ticket in self.tickets.iter().rev().filter(|ticket| !ticket.is_done()) {
+            if !wait_within(py, ticket, limit.saturating_sub(begun.elapsed()))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn __len__(&self) -> usize {

@@ -24,6 +24,7 @@ mod elastic;
 mod errors;
 mod gradient_batch;
 mod handle;
+mod host_tensors;
 mod jax;
 mod lent_memory;
 mod library;
@@ -32,6 +33,7 @@ mod mxnet;
 mod on_device;
 mod op_calls;
 mod op_error;
+mod parameter_check;
 mod records;
 mod request;
 mod result;
@@ -69,15 +71,19 @@ mod _native {
     use crate::device_request::{submit_on_device, submit_tensors_on_device, works_on_devices};
     #[pymodule_export]
     use crate::elastic::{
-        elastic_candidates, elastic_decide, elastic_enabled, elastic_fence, elastic_generation, elastic_stage,
-        elastic_step_count, elastic_step_end, elastic_step_lost,
+        elastic_candidates, elastic_decide, elastic_enabled, elastic_fence, elastic_generation, elastic_retry_pause,
+        elastic_stage, elastic_step_count, elastic_step_end, elastic_step_lost,
     };
     #[pymodule_export]
-    use crate::errors::HorovodInternalError;
+    use crate::errors::{HorovodInternalError, product, set_imported_as_horovod};
     #[pymodule_export]
-    use crate::gradient_batch::{BatchHandle, GradientBatch};
+    use crate::gradient_batch::{BatchHandle, GradientBatch, declare_gradients};
     #[pymodule_export]
     use crate::handle::{Handle, wait_all};
+    #[pymodule_export]
+    use crate::host_tensors::{HostTensors, host_tensors};
+    #[pymodule_export]
+    use crate::jax::compared::jax_finish_comparing;
     #[pymodule_export]
     use crate::jax::on_device::jax_raise_late;
     #[pymodule_export]
@@ -96,9 +102,11 @@ mod _native {
     #[pymodule_export]
     use crate::on_device::device_stands_in;
     #[pymodule_export]
+    use crate::parameter_check::{ParameterCheck, compare_parameters, sample_of};
+    #[pymodule_export]
     use crate::records::{
-        act_for_itself, act_for_program, device_idle, device_waited, mark_epoch, mark_iteration, name_thread,
-        note_setting, phase_begin, phase_end, phase_of, start_timeline, stop_timeline, wants_device_times,
+        act_for_itself, act_for_program, device_idle, device_waited, mark_epoch, mark_iteration, mark_step_done,
+        name_thread, note_setting, phase_begin, phase_end, phase_of, start_timeline, stop_timeline, wants_device_times,
     };
     #[pymodule_export]
     use crate::request::{

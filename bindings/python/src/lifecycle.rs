@@ -13,10 +13,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farandole::stall::Stacks;
-use farandole::{Address, EngineError, Environment, Launcher, OpenDevice, Protection, Rank, Setup, StoreRank, World};
+use farandole::{
+    Address, EngineError, Environment, Exit, Launcher, OpenDevice, Protection, Rank, Setup, StoreRank, World,
+};
 use farandole_c::job::{self, BeginError, Interpreter};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -33,11 +35,10 @@ use crate::streaming;
 use crate::waiting::let_waiting_threads_return;
 use crate::world::{JOINS_LATER, Job, current, peek};
 
-/// How much of an exception's text other ranks are sent: about two lines of a terminal.
-const MAX_CHARS: usize = 200;
-
-/// How long a shutdown waits until the engine has taken note of an exception. It takes milliseconds normally.
-const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a rank that exits after another one's failure lets that one exit first. An interpreter with a framework
+/// takes tenths of a second to end, and longer on a busy machine; a rank that lives on holds the others up for this
+/// long.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a shutdown waits for threads that were waiting for requests. They have been woken; all they need is the
 /// interpreter's lock.
@@ -82,6 +83,7 @@ impl Interpreter for Callbacks {
 /// Has the end of the interpreter end the job, and says how the engine asks the interpreter what it does.
 fn prepare(py: Python<'_>) -> PyResult<Stacks> {
     if !AT_EXIT.swap(true, Ordering::Relaxed) {
+        py.import("farandole._ending")?.call_method0("watch")?;
         py.import("atexit")?.call_method1("register", (wrap_pyfunction!(leave, py)?,))?;
     }
     Ok(stacks::prepare(py))
@@ -165,21 +167,14 @@ pub(crate) fn shutdown(py: Python<'_>) -> PyResult<()> {
     interrupted
 }
 
-/// Leaves the job because the interpreter ends. If an exception is the reason, the other ranks are told: without that
-/// they would fail with a less exact cause, and be blamed if their processes end first.
+/// Leaves the job because the interpreter ends. The other ranks are told its exit code and the exception that ends it,
+/// as far as `farandole._ending` knows them.
 #[pyfunction]
 fn leave(py: Python<'_>) -> PyResult<()> {
-    let job = peek().filter(|job| !job.world.engine().is_forked());
-    if let (Some(job), Some(exception)) = (job, uncaught_exception(py)) {
-        let rank = Rank::from(job.world.rank());
-        let what = format!("rank {rank} ended with an exception: {exception}");
-        py.detach(|| {
-            job.world.engine().abort_handle().abort(Some(rank), what);
-            let deadline = Instant::now() + ABORT_TIMEOUT;
-            while job.world.engine().failure().is_none() && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_micros(50));
-            }
-        });
+    let exit = exit(py).unwrap_or_default();
+    py.detach(|| job::leave(exit));
+    if let Some(job) = peek().filter(|job| !job.world.engine().is_forked()) {
+        py.detach(|| job.world.let_failed_rank_exit(EXIT_TIMEOUT));
     }
     let left = shutdown(py);
     // Of an elastic job for good: the others go on without this process.
@@ -187,17 +182,12 @@ fn leave(py: Python<'_>) -> PyResult<()> {
     left
 }
 
-/// The exception that ends this interpreter, in a line. `None` if there is none, and if it is our own that another
-/// rank's end has caused.
-fn uncaught_exception(py: Python<'_>) -> Option<String> {
-    let value = py.import("sys").ok()?.getattr("last_value").ok().filter(|value| !value.is_none())?;
-    if value.is_instance_of::<errors::HorovodInternalError>() {
-        return None;
-    }
-    let kind = value.get_type().name().ok()?.to_string();
-    let words = value.str().map_or(String::new(), |text| text.to_string());
-    let first: String = words.lines().next().unwrap_or_default().chars().take(MAX_CHARS).collect();
-    Some(if first.is_empty() { kind } else { format!("{kind}: {first}") })
+/// How this interpreter ends.
+fn exit(py: Python<'_>) -> PyResult<Exit> {
+    let (code, cause): (Option<i32>, Option<String>) =
+        py.import("farandole._ending")?.call_method0("ending")?.extract()?;
+    let exit = Exit { code, cause: None };
+    Ok(cause.map_or(exit.clone(), |cause| exit.because(&cause)))
 }
 
 /// Makes a process set of these ranks of the world. All ranks call this.
@@ -267,6 +257,8 @@ fn check_dynamic(job: &Job, doing: &str) -> PyResult<()> {
         return Ok(());
     }
     Err(PyValueError::new_err(format!(
-        "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow {doing} process sets after Horovod initialization."
+        "Set {}_DYNAMIC_PROCESS_SETS=1 to allow {doing} process sets after {} initialization.",
+        errors::product().to_uppercase(),
+        errors::product()
     )))
 }

@@ -40,7 +40,7 @@ impl OpError {
     }
 
     pub(crate) fn not_initialized() -> OpError {
-        OpError { code: FAILED_PRECONDITION, text: errors::NOT_INITIALIZED.to_owned() }
+        OpError { code: FAILED_PRECONDITION, text: errors::not_initialized_text() }
     }
 
     /// For an error of a request. The launcher is told of it.
@@ -57,9 +57,10 @@ impl From<&EngineError> for OpError {
     fn from(error: &EngineError) -> OpError {
         let text = errors::text(error);
         match error {
-            EngineError::ShutDown | EngineError::Failed(_) | EngineError::TimedOut { .. } => {
-                OpError { code: UNKNOWN, text: format!("{INTERNAL_ERROR}{text}") }
-            }
+            EngineError::ShutDown
+            | EngineError::PeerLeft(_)
+            | EngineError::Failed(_)
+            | EngineError::TimedOut { .. } => OpError { code: UNKNOWN, text: format!("{INTERNAL_ERROR}{text}") },
             EngineError::Refused { explanation, .. }
                 if WRONG_SPLITS.iter().any(|words| explanation.contains(words)) =>
             {

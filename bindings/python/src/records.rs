@@ -132,8 +132,18 @@ pub(crate) fn end_program_iteration() {
     }
     if let (Some(thread), Ok(job)) = (sampling::program_thread(), op_calls::current()) {
         let number = PROGRAM_ITERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
+        job.world.recorder().mark_iteration_ends();
         job.world.recorder().mark_on(thread, Event::Iteration { number });
     }
+}
+
+/// A step of training has ended, and with it an iteration.
+#[pyfunction]
+pub(crate) fn mark_step_done(number: u64) {
+    if let Some(job) = recording() {
+        job.world.recorder().mark_iteration_ends();
+    }
+    mark_iteration(number);
 }
 
 /// An iteration of training begins.

@@ -92,15 +92,7 @@ impl Reader {
 
     /// Reads a tensor; nothing if it is none, or is of a kind that the engine does not work on as it is.
     pub(crate) fn read(self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
-        let mut found = MaybeUninit::<DLTensor>::uninit();
-        // SAFETY: the function writes a structure that borrows from the tensor, or raises.
-        let failed = unsafe { (self.read)(tensor.as_ptr(), found.as_mut_ptr()) } != 0;
-        if failed {
-            drop(PyErr::take(tensor.py()));
-            return Ok(None);
-        }
-        // SAFETY: written, as the function said.
-        let found = unsafe { found.assume_init() };
+        let Some(found) = self.ask(tensor) else { return Ok(None) };
         let Some(dtype) = dtype_of(found.code, found.bits, found.lanes) else { return Ok(None) };
         let dims = usize::try_from(found.ndim).unwrap_or(0);
         // SAFETY: shape and strides have one number for each dimension, and live as long as the tensor, which the
@@ -116,6 +108,23 @@ impl Reader {
             device: (found.device_type, found.device_id),
             storage: tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?.unbind(),
         }))
+    }
+
+    /// Where the elements of a tensor begin.
+    pub(crate) fn address(self, tensor: &Bound<'_, PyAny>) -> Option<usize> {
+        self.ask(tensor).map(|found| found.data as usize + found.byte_offset as usize)
+    }
+
+    fn ask(self, tensor: &Bound<'_, PyAny>) -> Option<DLTensor> {
+        let mut found = MaybeUninit::<DLTensor>::uninit();
+        // SAFETY: the function writes a structure that borrows from the tensor, or raises.
+        let failed = unsafe { (self.read)(tensor.as_ptr(), found.as_mut_ptr()) } != 0;
+        if failed {
+            drop(PyErr::take(tensor.py()));
+            return None;
+        }
+        // SAFETY: written, as the function said.
+        Some(unsafe { found.assume_init() })
     }
 }
 

@@ -21,6 +21,9 @@ import farandole
 
 PACKAGE = pathlib.Path(farandole.__file__).parent.parent
 
+# Scripts import from here, too.
+TESTS = pathlib.Path(__file__).parent
+
 
 # Variables that launchers set. The tests may themselves run under one of them.
 OF_LAUNCHERS = ("FARANDOLE_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "HYDI_", "SLURM_", "TORCHELASTIC_")
@@ -34,7 +37,7 @@ def environment(**variables: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(OF_LAUNCHERS) and name not in OF_TORCHRUN
     }
-    return {**clean, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", **variables}
+    return {**clean, "PYTHONPATH": f"{PACKAGE}:{TESTS}", "OMP_NUM_THREADS": "1", **variables}
 
 
 @dataclass
@@ -75,8 +78,7 @@ def run_job(
 ) -> Job:
     """Runs a script, which may be indented, on so many ranks: with flags for the launcher, arguments for the script,
     and so many threads for the arithmetic of each rank."""
-    tests = pathlib.Path(__file__).parent
-    environment = dict(os.environ, PYTHONPATH=f"{PACKAGE}:{tests}", PYTHONUNBUFFERED="1", OMP_NUM_THREADS=str(threads))
+    environment = dict(os.environ, PYTHONPATH=f"{PACKAGE}:{TESTS}", PYTHONUNBUFFERED="1", OMP_NUM_THREADS=str(threads))
     words = [command(), "run", "-np", str(ranks), *flags, sys.executable, "-c", textwrap.dedent(script), *arguments]
     process = subprocess.Popen(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -554,9 +554,8 @@ def check_process_set():
 
 
 def die_in_fit(victim=1, after=6):
-    """A rank is killed inside of `fit`. The others' `fit` raises, names it, and does so soon."""
+    """A rank is killed inside of `fit`. The others' `fit` raises and names it. Files say when that was."""
     import signal
-    import time
 
     from farandole.exceptions import HorovodInternalError
 
@@ -570,15 +569,15 @@ def die_in_fit(victim=1, after=6):
         def on_train_batch_end(self, batch, logs=None):
             self.batches += 1
             if hvd.rank() == victim and self.batches == after:
-                board.write_text(str(time.monotonic()))
+                board.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 
     try:
         fit(model, x, y, epochs=1_000_000, callbacks=[Die()])
     except HorovodInternalError as error:
-        seconds = time.monotonic() - float(board.read_text())
+        board.with_suffix(".survived").touch()
         assert f"rank {victim}" in str(error), error
-        print(f"survived after {seconds:.3f} s: {error}", flush=True)
+        print(f"survived: {error}", flush=True)
 
 
 CHECKS = {name: function for name, function in list(globals().items()) if name.startswith("check_")}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
+from waiting import lapse
 
 _initialised = False
 
@@ -25,5 +24,5 @@ class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, bool]]):
         return self.count
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, bool]:
-        time.sleep(0.001)
+        lapse("a sample", 0.001)
         return torch.full((1,), float(index)), _initialised

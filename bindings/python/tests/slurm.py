@@ -12,8 +12,8 @@ import os
 import pathlib
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
+from waiting import wait_for
 
 READY_SECONDS = 45
 
@@ -63,12 +63,11 @@ def _is_idle(variables: dict[str, str]) -> bool:
 
 
 def _wait_until(folder: pathlib.Path, ready) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while not ready():
-        if time.monotonic() > deadline:
-            logs = "\n".join(f"--- {log.name}\n{log.read_text()}" for log in folder.glob("*.out"))
-            raise AssertionError(f"the cluster does not come up (cargo xtask ci installs Slurm):\n{logs}")
-        time.sleep(0.05)
+    try:
+        wait_for("the cluster", ready, READY_SECONDS)
+    except AssertionError as error:
+        logs = "\n".join(f"--- {log.name}\n{log.read_text()}" for log in folder.glob("*.out"))
+        raise AssertionError(f"the cluster does not come up (cargo xtask ci installs Slurm):\n{logs}") from error
 
 
 def _configuration(folder: pathlib.Path) -> str:

@@ -36,6 +36,7 @@ class _State:
         """The next gradients to be applied are reduced already."""
         self.local = VariableSet()
         self.reduction = GradientReduction.of(wrapping.name_of(optimizer), settings)
+        self.reduction.remedy = wrapping.REMEDY
         kind = LocalGradientAggregationHelper._OPTIMIZER_TYPE_KERAS
         self.helper = aggregation_helper(settings, self.reduction, kind)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from farandole._keras.wrapping import REMEDY
 from farandole.basics import basics
 from farandole.gradient_settings import Settings
 from farandole.tensorflow.gradient_reduction import GradientReduction
@@ -65,6 +66,7 @@ class Reducer:
         if isinstance(groups, list):
             groups = [[unwrapped(variable) for variable in group] for group in groups]
         self._reduction = GradientReduction.of(name, replace(settings, groups=groups))
+        self._reduction.remedy = REMEDY
 
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
         """The gradients of all ranks, combined. `numbers` tell gradients apart, the same on all ranks."""
@@ -76,7 +78,10 @@ class Reducer:
             every[number], owners[number] = grad, unwrapped(variable)
         # Names of variables are left out unless groups need them: Keras numbers layers, and ranks may have made
         # different numbers of them.
-        reduced = self._reduction(every, owners if isinstance(self.settings.groups, list) else None)
+        compared = [unwrapped(variable) for variable in variables]
+        reduced = self._reduction(
+            every, owners if isinstance(self.settings.groups, list) else None, compared=compared
+        )
         return [reduced[number] for number in numbers]
 
     def all_true(self, flag: Any) -> Any:

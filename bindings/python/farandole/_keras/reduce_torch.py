@@ -14,9 +14,13 @@ from typing import Any
 
 import torch
 
+from farandole import _native
 from farandole._keras.variables import key
+from farandole._keras.wrapping import REMEDY
 from farandole.gradient_settings import Settings
+from farandole.process_sets import group_for
 from farandole.torch import mpi_ops
+from farandole.torch.parameter_pieces import pieces
 
 STATELESS = False
 
@@ -43,11 +47,27 @@ class Reducer:
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
         self.settings = settings
+        # Callbacks may broadcast variables when the first step is made.
+        self._check = _native.ParameterCheck(1, REMEDY, False)
+
+    def _compare(self, variables: Sequence[Any]) -> None:
+        """Compares variables with those of other ranks, if that is due."""
+        process_set = self.settings.process_set
+        if not process_set.included():
+            return
+        group = group_for(process_set, "Allreduce")
+        whole = self._check.next_step(group)
+        if whole is not None:
+            values = [(one, getattr(one, "value", one)) for one in variables]
+            named = [(str(getattr(one, "path", "")), value) for one, value in values]
+            self._check.compare(group, pieces(named, whole))
 
     @torch.compiler.disable
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
         """The gradients of all ranks, combined. `numbers` tell gradients apart, the same on all ranks."""
         settings = self.settings
+        if variables:
+            self._compare(variables)
         results: list[Any] = [None] * len(grads)
         packed: list[tuple[torch.Tensor, Any]] = []
         places: list[int] = []

@@ -19,6 +19,9 @@ from typing import Any
 from farandole.gradient_settings import Settings
 
 
+REMEDY = "hvd.callbacks.BroadcastGlobalVariablesCallback(0)"
+"""By what scripts give all ranks the same weights."""
+
 STATE = "_farandole_state"
 """Where an optimizer keeps what is ours, past the tracking of attributes that Keras does."""
 

@@ -40,3 +40,8 @@ class Decision(NamedTuple):
 def decide(standings: Sequence[Standing]) -> Decision:
     """`standings` in the order of ranks."""
     return Decision(*_native.elastic_decide([(*one[:3], bool(one.is_streamed)) for one in standings]))
+
+
+def retry_pause(failed_before: int) -> float | None:
+    """The seconds to wait before a block is computed again that has failed this often before; None: it is not."""
+    return _native.elastic_retry_pause(failed_before)

@@ -15,12 +15,13 @@ from __future__ import annotations
 import jax
 from jax.extend import core
 
-__all__ = ["ORDERED", "CollectiveEffect", "TokenSet", "is_tracing", "token_aval"]
+__all__ = ["ORDERED", "CollectiveEffect", "TokenSet", "forget_tokens", "is_tracing", "token_aval"]
 
 try:
     from jax._src import effects as _effects
     from jax._src.core import abstract_token as _abstract_token
     from jax._src.core import trace_state_clean as _is_outermost
+    from jax._src.dispatch import runtime_tokens as _runtime_tokens
     from jax.interpreters.mlir import TokenSet as TokenSet
 
     _KINDS = (
@@ -54,6 +55,11 @@ ORDERED = CollectiveEffect()
 def token_aval() -> object:
     """What a token is to rules that lower calls."""
     return _abstract_token
+
+
+def forget_tokens() -> None:
+    """Programs that this thread has dispatched are not waited for any more."""
+    _runtime_tokens.clear()
 
 
 def is_tracing() -> bool:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from farandole import _native
 from farandole.basics import basics, on_init, on_shutdown
+from farandole.jax import effects
 
 __all__ = ["shutdown"]
 
@@ -71,6 +72,16 @@ def _let_threads_return() -> None:
             thread.join(max(0.0, until - time.monotonic()))
 
 
+def _report_once() -> None:
+    """Waits for programs as JAX does at the end of the interpreter, and drops their errors if the script has ended with
+    an exception: JAX would print each of them again, with a traceback of its own."""
+    if os.getpid() == _registered_by and getattr(sys, "last_value", None) is not None:
+        try:
+            jax.effects_barrier()
+        except Exception:  # noqa: BLE001 -- One of them has been printed.
+            effects.forget_tokens()
+
+
 def _register() -> None:
     """After `init`, whose own handler leaves the job: handlers run in the opposite order."""
     global _registered_by
@@ -80,6 +91,7 @@ def _register() -> None:
 
 
 # Before `init`, so that it runs after the handler that leaves the job.
+atexit.register(_report_once)
 atexit.register(_let_threads_return)
 on_init(_register)
 on_shutdown(_native.jax_raise_late)

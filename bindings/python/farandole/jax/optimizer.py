@@ -56,9 +56,10 @@ def DistributedOptimizer(
         raise ValueError(f"backward_passes_per_step is at least 1, not {backward_passes_per_step}")
     tx = optax.with_extra_args_support(tx)
 
-    def reduced(grads: Any) -> Any:
+    def reduced(grads: Any, params: Any) -> Any:
         return allreduce_gradients(
             grads,
+            parameters=params,
             op=op,
             compression=compression,
             gradient_predivide_factor=gradient_predivide_factor,
@@ -68,7 +69,7 @@ def DistributedOptimizer(
         )
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        return tx.update(reduced(updates), state, params, **extra)
+        return tx.update(reduced(updates, params), state, params, **extra)
 
     if backward_passes_per_step == 1:
         return optax.GradientTransformationExtraArgs(tx.init, update)

@@ -65,13 +65,20 @@ class Asked(NamedTuple):
     ends_iteration: bool = False
     name: Optional[str] = None
     ordered: bool = True
+    parameters: tuple[str, ...] = ()
+    """Names of arrays behind those that are reduced: parameters, which are compared with those of the other ranks. None
+    of them is differentiated."""
     is_whole_program: bool = False
     """Whether the program has nothing but this call, so that the thread which runs it may as well carry it out."""
 
     def named(self, suffix: str, **changes: Any) -> Asked:
         """Another call because of this one, which may be under way at the same time."""
         name = None if self.name is None else f"{self.name}.{suffix}"
-        return self._replace(name=name, ends_iteration=False, **changes)
+        return self._replace(name=name, ends_iteration=False, parameters=(), **changes)
+
+    def reduced(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The arrays that are not parameters."""
+        return arrays[: len(arrays) - len(self.parameters)]
 
     def text(self, position: int) -> str:
         """For the engine's side of the call."""
@@ -134,7 +141,7 @@ def _shapes(*avals: Any, asked: Asked) -> Any:
             shape = (_rows(asked, shape[0]), *shape[1:])
         return aval.update(shape=shape, weak_type=False)
 
-    return [result(aval) for aval in avals], {effects.ORDERED} if asked.ordered else set()
+    return [result(aval) for aval in asked.reduced(avals)], {effects.ORDERED} if asked.ordered else set()
 
 
 _positions: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
@@ -146,12 +153,14 @@ def _lower(ctx: Any, *operands: Any, asked: Asked) -> Any:
     position = _positions.get(module, 0)
     _positions[module] = position + 1
     lower = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)
-    text = asked.text(position)
+    attributes = {"collective": asked.text(position)}
+    if asked.parameters:
+        attributes["parameters"] = "\n".join(asked.parameters)
     if not asked.ordered:
-        return lower(ctx, *operands, collective=text)
+        return lower(ctx, *operands, **attributes)
     token, aval = ctx.tokens_in.get(effects.ORDERED), effects.token_aval()
     with_token = ctx.replace(avals_in=[aval, *ctx.avals_in], avals_out=[aval, *ctx.avals_out])
-    token, *results = lower(with_token, token, *operands, collective=text)
+    token, *results = lower(with_token, token, *operands, **attributes)
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(effects.TokenSet({effects.ORDERED: token})))
     return results
 
@@ -186,7 +195,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, asked: Asked) -> An
         )
     results = collective_p.bind(*primals, asked=asked)
     out: list[Any] = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
-    given = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+    given = [place for place, tangent in enumerate(asked.reduced(tangents)) if not isinstance(tangent, ad.Zero)]
     if given:
         moved = collective_p.bind(*(tangents[place] for place in given), asked=asked.named("tangent"))
         for place, tangent in zip(given, moved):
@@ -223,7 +232,7 @@ def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, asked: Asked) -> Any:
     if asked.op == basics.Adasum and asked.kind == "allreduce":
         raise NotImplementedError("Adasum weighs whole arrays against each other; vmap would make one of many.")
     if asked.kind in ("allreduce", "broadcast"):
-        return collective_p.bind(*arrays, asked=asked), dims
+        return collective_p.bind(*arrays, asked=asked), asked.reduced(dims)
     moved = [
         array if dim is None else jnp.moveaxis(array, dim, 1) for array, dim in zip(arrays, dims)
     ]

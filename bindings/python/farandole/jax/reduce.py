@@ -63,8 +63,8 @@ def _call_backward(asked: Asked, _nothing: None, cotangents: list[Any]) -> tuple
 _call_in_reverse_mode.defvjp(_call_forward, _call_backward)
 
 
-def reduce_leaves(asked: Asked, leaves: Sequence[Any], compression: Any) -> list[Any]:
-    """Reduces arrays, in one call."""
+def reduce_leaves(asked: Asked, leaves: Sequence[Any], compression: Any, parameters: Sequence[Any] = ()) -> list[Any]:
+    """Reduces arrays, in one call. parameters: those whose names `asked` has."""
     if not leaves:
         return []
     packed = arrays.pack(leaves, asked.kind, mixes=asked.op in (*LINEAR, basics.Adasum))
@@ -74,16 +74,18 @@ def reduce_leaves(asked: Asked, leaves: Sequence[Any], compression: Any) -> list
                 raise TypeError(f"Adasum takes floating-point arrays, not {array.dtype}")
     if compression is Compression.none:
         # Saves what a thousand arrays would notice.
-        return arrays.unpack(packed, _reduce(asked, packed.arrays))
+        return arrays.unpack(packed, _reduce(asked, packed.arrays, parameters))
     pairs = [compression.compress(array) for array in packed.arrays]
-    reduced = _reduce(asked, [value for value, _ in pairs])
+    reduced = _reduce(asked, [value for value, _ in pairs], parameters)
     return arrays.unpack(
         packed, [compression.decompress(result, context) for result, (_, context) in zip(reduced, pairs)]
     )
 
 
-def _reduce(asked: Asked, values: list[Any]) -> list[Any]:
-    return call(asked, values) if asked.op in LINEAR else _call_in_reverse_mode(asked, values)
+def _reduce(asked: Asked, values: list[Any], parameters: Sequence[Any] = ()) -> list[Any]:
+    if asked.op in LINEAR:
+        return call(asked, [*values, *parameters] if parameters else values)
+    return _call_in_reverse_mode(asked._replace(parameters=()), values)
 
 
 def allreduce(

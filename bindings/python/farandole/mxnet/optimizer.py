@@ -54,20 +54,21 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         """The state of the optimizer inside."""
         return self._optimizer.create_state_multi_precision(index, weight)
 
-    def _do_allreduce(self, index: Any, grad: Any) -> None:
-        if isinstance(index, (tuple, list)):
-            self._reduction.reduce(list(grad), [str(number) for number in index])
-        else:
-            self._reduction.reduce([grad], [str(index)])
+    def _do_allreduce(self, index: Any, weight: Any, grad: Any) -> None:
+        several = isinstance(index, (tuple, list))
+        names = [str(number) for number in index] if several else [str(index)]
+        weights = list(weight) if several else [weight]
+        self._reduction.compare(names, lambda: list(zip(names, weights)))
+        self._reduction.reduce(list(grad) if several else [grad], names)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Reduces one gradient, or a list of them, and updates the weights."""
-        self._do_allreduce(index, grad)
+        self._do_allreduce(index, weight, grad)
         self._optimizer.update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """As `update`, for weights of which the optimizer keeps copies of higher precision."""
-        self._do_allreduce(index, grad)
+        self._do_allreduce(index, weight, grad)
         self._optimizer.update_multi_precision(index, weight, grad, state)
 
     def set_learning_rate(self, lr: float) -> None:

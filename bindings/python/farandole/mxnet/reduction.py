@@ -6,14 +6,20 @@ needs first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import mxnet as mx
 import numpy
 
+from farandole import _native, array_pieces
 from farandole.basics import basics
-from farandole.mxnet import mpi_ops
-from farandole.process_sets import ProcessSet
+from farandole.mxnet import arrays, mpi_ops
+from farandole.process_sets import ProcessSet, group_for
+
+REMEDY = "hvd.broadcast_parameters(net.collect_params(), root_rank=0)"
+"""By what scripts give all ranks the same parameters."""
 
 
 class Reduction:
@@ -27,6 +33,7 @@ class Reduction:
             raise ValueError("gradient_predivide_factor divides gradients, so it is not 0")
         self.num_groups = num_groups
         self.process_set = process_set
+        self._checks: dict[tuple[str, ...], _native.ParameterCheck] = {}
         self._arguments: dict[str, Any] = {
             "op": basics.Average,
             "prescale_factor": 1.0 / factor,
@@ -37,6 +44,18 @@ class Reduction:
     def applies(self) -> bool:
         """Whether this rank has others to reduce gradients with."""
         return bool(self.process_set.included()) and self.process_set.size() != 1
+
+    def compare(self, names: Sequence[str], parameters: Callable[[], Sequence[tuple[str, Any]]]) -> None:
+        """Compares the parameters with these names of gradients with those of all ranks, if that is due. All ranks call
+        this before they reduce these gradients."""
+        if not names or not self.applies():
+            return
+        check = self._checks.get(tuple(names))
+        if check is None:
+            check = self._checks[tuple(names)] = _native.ParameterCheck(0, REMEDY, False)
+        group = group_for(self.process_set, "Allreduce")
+        if check.next_step(group) is not None:
+            check.compare(group, [_piece(name, parameter) for name, parameter in parameters()])
 
     def reduce(self, gradients: Sequence[Any], names: Sequence[str]) -> None:
         """Reduces gradients in place, under these names."""
@@ -52,6 +71,17 @@ class Reduction:
                 tensors, members = zip(*same_type)
                 name = f"{members[0]}:{members[-1]}"
                 mpi_ops.grouped_allreduce_(list(tensors), name=name, priority=-place, **self._arguments)
+
+
+def _piece(name: str, parameter: Any) -> array_pieces.Piece:
+    """The memory of a parameter, when what MXNet's engine does with it is done; a copy of one that is on a device."""
+    if parameter.stype != "default" or not arrays.is_on_host(parameter):
+        return array_pieces.pieces([(name, parameter.asnumpy())])[0]
+    parameter.wait_to_read()
+    data = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(parameter.handle, ctypes.byref(data)))
+    size_bytes = parameter.size * numpy.dtype(parameter.dtype).itemsize
+    return name, data.value or 0, size_bytes, size_bytes, parameter
 
 
 def _parts(entries: list[Any], count: int) -> list[list[Any]]:

@@ -72,6 +72,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         gradients = [param.list_grad()[0] for _, param in trained]
         compressed = [self._compression.compress(gradient) for gradient in gradients]
         names = [f"{self._prefix}{place}" for place, _ in trained]
+        self._reduction.compare(names, lambda: [(param.name, param.list_data()[0]) for _, param in trained])
         self._reduction.reduce([tensor for tensor, _ in compressed], names)
         for gradient, (tensor, context) in zip(gradients, compressed):
             if tensor is not gradient:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from farandole.gradient_settings import Settings
 from farandole.tensorflow.gradient_aggregation import as_list, operations
+from farandole.tensorflow import parameter_check
 from farandole.tensorflow.gradient_reduction import GradientReduction
 from farandole.tensorflow.util import as_written
 
@@ -38,6 +39,8 @@ class DeltaOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self._passes = settings.backward_passes_per_step
         # Steps are dense, whatever the gradients were.
         self._reduction = GradientReduction.of(name, replace(settings, sparse_as_dense=False))
+        # When steps are reduced, each rank has made its own.
+        self._reduction.compares = False
         self._pass_count: Any = None
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
@@ -51,6 +54,7 @@ class DeltaOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """Applies gradients and, in the last pass of a step, combines the ranks' steps."""
         pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
         variables = [variable for _, variable in pairs]
+        parameter_check.before_reducing(variables, self._reduction.process_set)
         if self._passes == 1:
             # A copy: what is read from a reference variable changes with it.
             starts = [tf.raw_ops.DeepCopy(x=variable.read_value()) for variable in variables]

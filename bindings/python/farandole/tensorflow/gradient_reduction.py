@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from farandole.gradient_settings import Groups, Settings, check_predivide
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.tensorflow import mpi_ops
+from farandole.tensorflow import mpi_ops, parameter_check
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.mpi_ops import Adasum, Average
 from farandole.tensorflow.reduce import (
@@ -95,6 +95,11 @@ class GradientReduction:
         self.op = op
         self.groups = groups
         self.process_set = process_set
+        #: Whether variables are compared with those of other ranks when their gradients are reduced.
+        self.compares = True
+        self.is_of_one_step = False
+        #: By what scripts give all ranks the same variables.
+        self.remedy = parameter_check.REMEDY
         # Average divides by the number of ranks by itself.
         self.prescale_factor = 1.0 / gradient_predivide_factor
         self.postscale_factor = gradient_predivide_factor
@@ -116,9 +121,17 @@ class GradientReduction:
 
     @as_written
     def __call__(
-        self, grads: Sequence[Any], vars: Optional[Sequence[Any]] = None, use_generic_names: bool = False
+        self,
+        grads: Sequence[Any],
+        vars: Optional[Sequence[Any]] = None,
+        use_generic_names: bool = False,
+        compared: Optional[Sequence[Any]] = None,
     ) -> list[Any]:
-        """The reduced gradients, in the order in which they came."""
+        """The reduced gradients, in the order in which they came. compared: the variables, where names are not to be
+        made of them."""
+        if self.compares:
+            step = self if self.is_of_one_step else None
+            parameter_check.before_reducing(compared or vars or (), self.process_set, self.remedy, step)
         reduced = list(grads)
         if self.sparse_as_dense:
             reduced = [tf.convert_to_tensor(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in reduced]

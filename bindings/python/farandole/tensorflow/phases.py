@@ -53,7 +53,7 @@ from farandole.phase_tracker import (
     OPTIMIZER_STEP,
     TRAINING_STEP,
 )
-from farandole.tensorflow import sessions, tape
+from farandole.tensorflow import parameter_check, sessions, tape
 
 _TRAINS, _DIFFERENTIATES, _EVALUATES = "trains", "differentiates", "evaluates"
 
@@ -208,6 +208,7 @@ def _watch_functions() -> None:
         def marked(function: Any, *args: Any, **kwargs: Any) -> Any:
             if _tracker.function is not None or not _tracker.on_training_thread() or not tf.executing_eagerly():
                 return calling(function, *args, **kwargs)
+            parameter_check.before_call(function)
             kind = getattr(function, _FUNCTION_KIND, None)
             is_step = kind in (_TRAINS, _DIFFERENTIATES)
             if is_step:
@@ -217,10 +218,12 @@ def _watch_functions() -> None:
             elif kind == _EVALUATES and _tracker.has_trained and not _tracker.tapes:
                 _tracker.switch_to(EVALUATION)
             _tracker.function = function
+            parameter_check.tracing(function)
             try:
                 result = calling(function, *args, **kwargs)
             finally:
                 _tracker.function = None
+                parameter_check.tracing(None)
                 if is_step:
                     _tracker.end(TRAINING_STEP)
             if getattr(function, _FUNCTION_KIND, None) == _TRAINS:

@@ -153,6 +153,8 @@ def _distributed_tape(gradtape: tf.GradientTape, local_layers: Any = None, **arg
     tape._recording = False
     tape._recorder = gradtape
     tape._reduction = GradientReduction.of("DistributedGradientTape", settings)
+    # However many gradients are taken of it.
+    tape._reduction.is_of_one_step = True
     tape._local_sources = VariableSet()
     tape.process_set = settings.process_set
     tape.scale_local_gradients = settings.scale_local_gradients

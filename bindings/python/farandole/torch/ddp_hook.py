@@ -17,19 +17,19 @@ Not here: a process group of the engine's own, which needs no hook (`farandole.t
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 import torch
 import torch.distributed as dist
 
 from farandole import _native, basics
+from farandole.exceptions import HorovodInternalError
 from farandole.exports import Average
 from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import device_memory, lent_memory, staging
 from farandole.torch.compression import Compression, NoneCompressor
-from farandole.torch.device_work import DeviceWork
 from farandole.torch.distributed.call_names import CallNames
-from farandole.torch.distributed.work import FutureThread, side_stream, wait_at_end_of_backward
+from farandole.torch.distributed.work import FutureThread, Work, as_backend_error
 
 __all__ = ["DdpCommState", "ddp_comm_hook"]
 
@@ -53,9 +53,8 @@ _names: dict[int, CallNames] = {}
 
 _futures = FutureThread()
 
-_LONGEST_WAIT = timedelta(days=1)
-"""A stalled bucket is reported by the engine, and ended by it where the user says so. Nothing depends on this limit:
-DDP waits without one."""
+_LONGEST_WAIT = timedelta.max
+"""A stalled bucket is reported by the engine, and ended by it where the user says so."""
 
 
 def _reset() -> None:
@@ -82,16 +81,16 @@ def ddp_comm_hook(
     # With the number of the bucket, so that buckets of one size in a row are not taken for a repetition.
     signature = bucket.index(), how.op, packed.dtype, packed.numel()
     name, _ = _names.setdefault(group, CallNames("ddp")).next(signature)
-    requests, take_back = _submit(packed, name, how.op, group)
+    try:
+        requests, take_back = _submit(packed, name, how.op, group)
+    except HorovodInternalError as error:
+        raise as_backend_error(error) from None
 
-    def finish() -> torch.Tensor:
+    def finish(_results: Any) -> list[torch.Tensor]:
         reduced = take_back()
-        return buffer if how.compression is NoneCompressor else how.compression.decompress(reduced, context)
+        return [buffer if how.compression is NoneCompressor else how.compression.decompress(reduced, context)]
 
-    reduction = _Reduction(requests, finish, buffer.device)
-    _futures.put(reduction)
-    wait_at_end_of_backward(requests, _LONGEST_WAIT)
-    return reduction.future
+    return Work(name, requests, finish, _LONGEST_WAIT, _futures).get_future(part=lambda tensors: tensors[0])
 
 
 def _submit(
@@ -121,32 +120,3 @@ def _as_state(state: Any) -> DdpCommState:
             f"{type(state).__name__}."
         )
     return state
-
-
-class _Reduction:
-    """A bucket under way, and the future that DDP waits for."""
-
-    def __init__(
-        self, requests: staging.RequestWork, finish: Callable[[], torch.Tensor], device: torch.device
-    ) -> None:
-        self._requests = requests
-        self._device = device if isinstance(requests, DeviceWork) else None
-        """A GPU on which it is reduced."""
-        self._finish: Optional[Callable[[], torch.Tensor]] = finish
-        # Whoever waits for the future has his streams wait for what the result needs on its device.
-        devices: Optional[list[Union[int, str, torch.device]]] = [device] if device.type == "cuda" else None
-        self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-
-    def complete_future(self) -> None:
-        """For the thread that completes futures."""
-        assert self._finish is not None, "invariant: the thread takes a bucket once"
-        try:
-            with side_stream(self._device):
-                self._requests.wait()
-                result = self._finish()
-        except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits for the future
-            self.future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the wrong type here.
-        else:
-            with side_stream(self._device):
-                self.future.set_result(result)
-        self._finish = None

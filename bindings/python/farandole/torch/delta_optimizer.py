@@ -31,6 +31,7 @@ from farandole.torch import grad_scaler, phases
 from farandole.torch.grouping import Groups, named_groups
 from farandole.torch.mpi_ops import Max, allreduce_, allreduce_async_, grouped_allreduce_async_, synchronize
 from farandole.torch.parameter_names import name_parameters, numbered
+from farandole.torch.parameter_pieces import OptimizerCheck
 from farandole.torch.reduce_options import ReduceOptions, check_passes
 
 
@@ -52,6 +53,7 @@ class DeltaOptimizer:
         self._parameter_names = name_parameters(self.param_groups, named_parameters)
         self._groups = groups
         self._options = options
+        self._parameter_check = OptimizerCheck()
         self._starts: dict[torch.Tensor, torch.Tensor] = {}
         self.backward_passes_per_step = passes
         grad_scaler.synchronize_before_unscale()
@@ -99,6 +101,10 @@ class DeltaOptimizer:
         if not self._options.process_set.included():
             return super().step(closure)  # type: ignore[misc]
         named = self._named_parameters()
+        if named:
+            self._parameter_check.step_begins(
+                self._options.group(), lambda: [(name, parameter) for parameter, name in named]
+            )
         with torch.no_grad():
             for parameter, _ in named:
                 start = self._starts.get(parameter)

@@ -32,6 +32,7 @@ from farandole.torch import grad_scaler, phases, run_ahead
 from farandole.torch.gradient_queue import GradientQueue
 from farandole.torch.grouping import Groups
 from farandole.torch.mpi_ops import global_process_set, size
+from farandole.torch.parameter_pieces import OptimizerCheck
 from farandole.torch.parameter_registry import ParameterRegistry
 from farandole.torch.reduce_options import ReduceOptions, check_passes
 
@@ -53,6 +54,7 @@ class _DistributedOptimizer:
         """Takes the place of a constructor: the optimizer exists already."""
         self._gradient_queue = GradientQueue(options, passes)
         self._parameter_registry = ParameterRegistry(self._gradient_queue, self.param_groups, named_parameters)
+        self._parameter_check = OptimizerCheck()
         self._should_synchronize = True
         self._warn_when_synchronized = True
         # A process that joins its job later has no rank yet, and will be in the set of all.
@@ -96,6 +98,10 @@ class _DistributedOptimizer:
         if self._parameter_registry.frozen:
             self._parameter_registry.register_unfrozen()
         if not self.synchronized:
+            if self._gradient_queue.reduces_any:
+                # Here all ranks wait for each other anyway, and no parameter has changed yet.
+                group = self._gradient_queue.options.group()
+                self._parameter_check.step_begins(group, lambda: self._parameter_registry.compared(self.param_groups))
             self._gradient_queue.synchronize()
 
     def _synchronize_for_scaler(self) -> None:

@@ -29,6 +29,7 @@ from typing import Any, cast
 import torch
 
 from farandole import _native, basics
+from farandole.elastic import native as elastic
 from farandole.torch import device_memory, gradient_errors, gradient_packing, gradient_submission, run_ahead, staging
 from farandole.torch.batch_order import BatchOrder
 from farandole.torch.compression import NoneCompressor, travel_type
@@ -124,6 +125,7 @@ _queues: weakref.WeakSet[GradientQueue] = weakref.WeakSet()
 def _forget() -> None:
     for queue in _queues:
         queue.reset()
+        queue.declared = 0
 
 
 basics.on_reset(_forget)
@@ -141,6 +143,8 @@ class GradientQueue:
         self.has_new = False
         #: Whether all gradients are reduced and none has been submitted since.
         self.reduced = False
+        #: How many gradients the other ranks were told of; there are never fewer than before.
+        self.declared = 0
         self._gradients: list[Gradient] = []
         self._hooks: list[Any] = []
         self._batches: list[GradientBatch] = []
@@ -166,6 +170,11 @@ class GradientQueue:
     def by_name(self) -> dict[str, Gradient]:
         """All gradients by the names of their parameters."""
         return {gradient.parameter_name: gradient for gradient in self._gradients}
+
+    @property
+    def reduces_any(self) -> bool:
+        """Whether there are gradients to reduce."""
+        return bool(self._gradients)
 
     def remove_hooks(self) -> None:
         """Releases all parameters."""
@@ -270,6 +279,8 @@ class GradientQueue:
             run_ahead.sweep()
             if ready < len(self._gradients):
                 self._submit_rest()
+            if self.declared != len(self._gradients):
+                self._declare()
             for handle in reversed(self._handles):  # A thread that waits for the last one drives without interruption.
                 handle.wait()
             passes = self.passes
@@ -312,6 +323,14 @@ class GradientQueue:
         rest = [gradient for gradient in self._gradients if gradient not in submitted]
         if rest:
             self._submit(rest)
+
+    def _declare(self) -> None:
+        """Says which gradients there are, once all have been submitted. A gradient that another rank lacks is an error
+        then; otherwise this rank would wait for it for ever."""
+        self.declared = len(self._gradients)
+        # In an elastic job ranks come and go between the declarations of others, so these cannot be compared.
+        if not elastic.enabled():
+            _native.declare_gradients(self.options.group(), [gradient.name for gradient in self._gradients])
 
     def _remove_unready(self, batch: GradientBatch) -> None:
         members = batch.members

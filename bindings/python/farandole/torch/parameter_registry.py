@@ -47,6 +47,17 @@ class ParameterRegistry:
         for parameter in [parameter for parameter in self.frozen if parameter.requires_grad]:
             self._queue.register(parameter, self.frozen.pop(parameter))
 
+    def compared(self, param_groups: Sequence[dict[str, Any]]) -> list[tuple[str, torch.Tensor]]:
+        """The parameters that are the same on all ranks: those of the optimizer, and what else was named and is
+        frozen."""
+        own = {
+            parameter: numbered(group_number, number)
+            for group_number, group in enumerate(param_groups)
+            for number, parameter in enumerate(group["params"])
+        }
+        frozen = {parameter: name for parameter, name in self.names.items() if not parameter.requires_grad}
+        return [(self.names.get(parameter, name), parameter) for parameter, name in {**own, **frozen}.items()]
+
     def form_groups(self, groups: Groups) -> None:
         """Puts gradients into the user's groups, in the order that the first rank has them in."""
         process_set = self._queue.options.process_set

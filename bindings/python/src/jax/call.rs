@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use farandole::{Batch, Collective, Dtype, GroupId, Outcome, Rank, ReduceOp, Request, Submission};
 
-use super::on_device;
+use super::{compared, on_device};
 use crate::op_calls;
 use crate::op_error::{FAILED_PRECONDITION, INVALID_ARGUMENT, OpError};
 use crate::records;
@@ -26,6 +26,9 @@ use crate::xla_ffi::{Buffer, Call, resume};
 
 /// The attribute that holds the text.
 const ATTRIBUTE: &str = "collective";
+
+/// The attribute with the names of parameters, a line for each, which are the last operands (`compared`).
+const PARAMETERS: &str = "parameters";
 
 /// What a call asks for.
 pub(super) struct Asked {
@@ -160,6 +163,13 @@ impl Asked {
         if members > 1 { format!("{}.{index}", self.name).into() } else { Arc::clone(&self.name) }
     }
 
+    /// The names of parameters that are to be compared, and these, taken from the operands.
+    fn split_parameters<'a>(&self, call: &'a Call<'_>, operands: &mut Vec<Buffer>) -> Option<(&'a str, Vec<Buffer>)> {
+        let names = call.attribute(PARAMETERS)?;
+        let gradients = operands.len().checked_sub(names.lines().count())?;
+        Some((names, operands.split_off(gradients)))
+    }
+
     /// Tells the recorder what is over.
     pub(super) fn note_end(&self) {
         if self.ends == Ends::Iteration {
@@ -191,7 +201,13 @@ pub(super) enum Memory {
 
 /// What XLA calls when a program on the processor comes to the call.
 pub(super) fn execute(call: &mut Call<'_>) -> Result<(), OpError> {
-    let (asked, operands, results) = read(call)?;
+    let (asked, mut operands, results) = read(call)?;
+    if let Some((names, parameters)) = asked.split_parameters(call, &mut operands) {
+        let job = op_calls::current()?;
+        if let Some(due) = compared::due(&job, &asked.name, asked.group) {
+            compared::compare(&job, &asked.name, asked.group, due, names, &parameters, None)?;
+        }
+    }
     if asked.waits == Waits::Thread {
         return execute_here(&asked, &operands, &results);
     }
@@ -210,8 +226,16 @@ pub(super) fn execute(call: &mut Call<'_>) -> Result<(), OpError> {
 
 /// The same for a program on a GPU.
 pub(super) fn execute_on_device(call: &mut Call<'_>) -> Result<(), OpError> {
-    let (asked, operands, results) = read(call)?;
-    on_device::execute(asked, &operands, &results, call.device_and_stream()?)
+    let (asked, mut operands, results) = read(call)?;
+    let place = call.device_and_stream()?;
+    if let Some((names, parameters)) = asked.split_parameters(call, &mut operands) {
+        let job = op_calls::current()?;
+        if let Some(due) = compared::due(&job, &asked.name, asked.group) {
+            let mut read = on_device::reader(place)?;
+            compared::compare(&job, &asked.name, asked.group, due, names, &parameters, Some(&mut read))?;
+        }
+    }
+    on_device::execute(asked, &operands, &results, place)
 }
 
 /// What a call asks for, its operands and its results.
@@ -231,7 +255,7 @@ fn read(call: &Call<'_>) -> Result<(Asked, Vec<Buffer>, Vec<Buffer>), OpError> {
 pub(super) fn execute_here(asked: &Asked, operands: &[Buffer], results: &[Buffer]) -> Result<(), OpError> {
     let job = op_calls::current()?;
     let tickets = job.world.engine().submit_quietly(asked.submissions(&job, operands, results, Memory::Host)?);
-    // The thread that ends the job waits until nobody has it.
+    // The thread that ends the job waits until no other thread holds it.
     let weak = Arc::downgrade(&job);
     drop(job);
     // All of them, before anything is said: the engine works on the memory of the others.

@@ -16,6 +16,7 @@
 #![allow(unsafe_code)]
 
 mod call;
+pub(crate) mod compared;
 pub(crate) mod on_device;
 
 use std::ffi::c_void;

@@ -58,7 +58,7 @@ pub(super) fn execute(
         Submission { runs_ahead, ..submission.ready_after(ready.clone()) }
     });
     let tickets = job.world.engine().submit_quietly(submissions);
-    // The thread that ends the job waits until nobody has it.
+    // The thread that ends the job waits until no other thread holds it.
     let weak = Arc::downgrade(&job);
     drop(job);
     // All of them, before anything is said. XLA reuses the memory of operands and results after an error, and their
@@ -71,6 +71,18 @@ pub(super) fn execute(
     waits?;
     let outcomes = op_calls::outcomes_of(answers, &weak)?;
     asked.check(&outcomes, &dims_of(results))
+}
+
+/// Reads memory of a device, as it is when the stream has come so far.
+pub(super) fn reader(
+    (ordinal, stream): (u32, u64),
+) -> Result<impl FnMut(u64, &mut [u8]) -> Result<(), OpError>, OpError> {
+    let device = on_device::open(ordinal).map_err(|error| OpError::wrong_use(error.to_string()))?;
+    let ready = device.record_in(stream).map_err(failed)?;
+    while !ready.has_happened().map_err(failed)? {
+        std::thread::sleep(on_device::LOOK_EVERY);
+    }
+    Ok(move |address, bytes: &mut [u8]| device.read_and_wait(address, bytes).map_err(failed))
 }
 
 /// Streams wait for these.

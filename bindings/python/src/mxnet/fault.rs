@@ -65,7 +65,7 @@ impl Fault {
     fn words(&self) -> String {
         match self {
             Fault::Engine(error) => errors::text(error),
-            Fault::NotInitialized => errors::NOT_INITIALIZED.to_owned(),
+            Fault::NotInitialized => errors::not_initialized_text(),
             Fault::NoThread => "no thread could be started for MXNet's operations".to_owned(),
             Fault::MXNet(text) => format!("MXNet refuses: {text}"),
             Fault::Skipped => {

@@ -84,7 +84,7 @@ unsafe fn compute_blocking(call: KernelCall) -> Result<(), OpError> {
     // SAFETY: promised by the caller: the call is over after all memory has been given back, below.
     let submissions = unsafe { kernel.submissions(&job, call.context)? };
     let tickets = job.world.engine().submit_quietly(submissions);
-    // The thread that ends the job waits until nobody has it.
+    // The thread that ends the job waits until no other thread holds it.
     let weak = Arc::downgrade(&job);
     drop(job);
     // All of them, before anything is said: the engine works on the memory of the others.

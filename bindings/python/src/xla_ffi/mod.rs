@@ -243,6 +243,18 @@ impl Buffer {
         unsafe { Region::from_raw_parts(self.address, len_bytes, dtype, ()) }
     }
 
+    /// Its bytes, of which it has so many.
+    ///
+    /// # Safety
+    /// The array is in host memory, outlives the result, and is not written during the borrow.
+    pub(crate) unsafe fn bytes(&self, len_bytes: usize) -> &[u8] {
+        if len_bytes == 0 {
+            return &[];
+        }
+        // SAFETY: promised by the caller.
+        unsafe { std::slice::from_raw_parts(self.address, len_bytes) }
+    }
+
     /// The same on the device with this number.
     ///
     /// # Safety

@@ -47,9 +47,9 @@ def test_a_compiled_program_says_that_the_job_is_over_and_works_in_the_next_one(
     assert program(jnp.ones(2)).tolist() == [hvd.size()] * 2
     size = hvd.size()
     hvd.shutdown()
-    with pytest.raises(ValueError, match="Horovod has not been initialized"):
+    with pytest.raises(ValueError, match="Farandole has not been initialized"):
         hvd.psum(1)
-    with pytest.raises(Exception, match="Horovod has not been initialized"):
+    with pytest.raises(Exception, match="Farandole has not been initialized"):
         jax.block_until_ready(program(jnp.ones(2)))
     hvd.init(process_sets="dynamic")
     assert program(jnp.ones(2)).tolist() == [size] * 2

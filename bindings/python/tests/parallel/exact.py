@@ -8,8 +8,8 @@ ranks and over any backend, has the losses of one process that trains with the d
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from waiting import wait_for
 
 import farandole.torch as hvd
 import farandole.torch.distributed  # noqa: F401 - makes the backend known
@@ -107,6 +108,10 @@ def process_group(backend: str) -> Iterator[None]:
         os.environ.update(before)
 
 
+# Numbers of the process groups that have ended, the same on all ranks: a store may outlive its group.
+_GROUPS = itertools.count()
+
+
 def all_leave_together() -> None:
     """Waits for all ranks before a process group ends. A thread of gloo's that finds its peer gone in the middle of
     something ends the process, and a barrier of its own is such a thing."""
@@ -114,7 +119,13 @@ def all_leave_together() -> None:
         hvd.barrier()
     else:
         dist.barrier()
-        time.sleep(0.2)
+        store, size, number = dist.distributed_c10d._get_default_store(), dist.get_world_size(), next(_GROUPS)
+        store.add(f"left {number}", 1)
+        wait_for("all ranks to leave the barrier", lambda: store.add(f"left {number}", 0) >= size)
+        # Rank 0 hosts the store, which the others do not need any more then.
+        store.add(f"done {number}", 1)
+        if dist.get_rank() == 0:
+            wait_for("all ranks to be done", lambda: store.add(f"done {number}", 0) >= size)
 
 
 def losses_with_each(train_with: Callable[[str], list[float]]) -> dict[str, list[float]]:

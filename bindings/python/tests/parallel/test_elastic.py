@@ -3,7 +3,8 @@ raise, and enter the next job, which has the same ranks; nobody dies here."""
 
 from __future__ import annotations
 
-import time
+import pathlib
+import tempfile
 from collections import Counter
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from models import same_everywhere, small_network
 from torch.utils.data import DataLoader
+from waiting import lapse, wait_for
 
 import farandole.torch as hvd
 from farandole.elastic import native
@@ -177,7 +179,7 @@ def test_a_function_returns_when_it_has_returned_everywhere(entered: list[int]) 
         state.rounds = 1
         state.commit()
         if not entered and hvd.rank() == hvd.size() - 1:
-            time.sleep(LATER_S)
+            lapse("the last rank, which returns later", LATER_S)
             raise HorovodInternalError("a rank is lost, in the last moment")
         return hvd.size()
 
@@ -222,16 +224,22 @@ def test_a_step_that_some_have_made_is_made_by_all(ahead: str, entered: list[int
     training = Training(optimizer, network)
     is_last = hvd.rank() == hvd.size() - 1
     is_ahead = {"nobody": False, "the last": is_last, "all but the first": hvd.rank() > 0}[ahead]
+    ranks_ahead = sum(hvd.allgather_object(is_ahead))
+    # Where ranks leave notes for each other.
+    place = pathlib.Path(hvd.broadcast_object(tempfile.mkdtemp()))
     made = []
     while training.steps < 6:
         number = training.steps
         with training.step():
             if is_ahead and number == 4 and not entered:
+                (place / str(hvd.rank())).touch()
+                # One that left at once could end step 3 of another one.
+                wait_for("the others that are ahead", lambda: len(list(place.iterdir())) == ranks_ahead)
                 raise HorovodInternalError("a rank is lost, heard after step 3")
             backward(network, optimizer, number)
             if not is_ahead and number == 3 and not entered:
                 optimizer.synchronize()
-                time.sleep(LATER_S)
+                wait_for("those that are ahead", lambda: len(list(place.iterdir())) == ranks_ahead)
                 raise HorovodInternalError("a rank is lost, heard within step 3")
             optimizer.step()
             made.append(number)
@@ -268,7 +276,7 @@ def test_a_rank_that_joins_gets_model_optimizer_and_place(entered: list[int]) ->
                         if is_replaced:
                             raise Replaced
                         backward(network, optimizer, 0)
-                        time.sleep(LATER_S)
+                        lapse("this rank, which hears of it later", LATER_S)
                         raise HorovodInternalError("a rank is lost")
                     backward(network, optimizer, int(indices.sum()))
                     optimizer.step()
@@ -345,7 +353,7 @@ def test_a_batch_of_any_loader_comes_again_or_not(on_loss: Any, entered: list[in
             with training.step():
                 backward(network, optimizer, number)
                 if number == 2 and not entered:
-                    time.sleep(LATER_S)
+                    lapse("this rank, which hears of it later", LATER_S)
                     raise HorovodInternalError("a rank is lost")
                 optimizer.step()
                 used.append((epoch, number))

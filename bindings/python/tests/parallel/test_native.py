@@ -9,12 +9,12 @@ import gc
 import os
 import signal
 import threading
-import time
 import weakref
 
 import numpy
 import pytest
 from tensors import SUM, Floats, allreduce, allreduce_words
+from waiting import lapse, wait_for, wait_until_asleep
 
 from farandole import _native
 
@@ -56,11 +56,7 @@ def test_memory_lives_until_the_request_is_done_whatever_is_dropped() -> None:
         assert alive() is not None
         meet("early has been dropped")
         meet("early is done")
-        deadline = time.monotonic() + 10
-        while alive() is not None and time.monotonic() < deadline:
-            _native.rank()
-            time.sleep(0.001)
-        assert alive() is None
+        wait_for("the end of its memory", lambda: _native.rank() >= 0 and alive() is None)
         assert all(other.values() == [5] * 4096 for other in others)
     else:
         meet("early has been dropped")
@@ -76,15 +72,18 @@ def test_ctrl_c_ends_the_wait_and_not_the_request() -> None:
         handle = allreduce("interrupted", tensor)
         batch = _native.allreduce_batch([Floats([1]).words("interrupted, too")], SUM, 1.0, 1.0, 0, None)
         previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+
+        def interrupt() -> None:
+            # It may sleep before, because it has started this thread.
+            lapse("the one that begins to wait", 0.05)
+            wait_until_asleep(threading.main_thread())
+            os.kill(os.getpid(), signal.SIGINT)
+
         try:
             for wait in (handle.wait, lambda: _native.wait_all([handle, handle]), batch.wait):
-                begun = time.monotonic()
-                interrupt.start()
                 with pytest.raises(KeyboardInterrupt):
+                    threading.Thread(target=interrupt).start()
                     wait()
-                assert time.monotonic() - begun < 5
-                interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
         finally:
             signal.signal(signal.SIGINT, previous)
         meet("rank 0 was interrupted")
@@ -223,5 +222,5 @@ def test_a_broadcast_names_its_root_by_world_rank_in_every_process_set() -> None
 
 def test_join_tells_who_was_last() -> None:
     if _native.rank() == 0:
-        time.sleep(0.2)
+        lapse("rank 0, which is late", 0.2)
     assert _native.join(0).wait().last_joined == 0

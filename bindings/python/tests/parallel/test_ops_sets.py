@@ -94,9 +94,9 @@ def test_static_jobs_take_no_more_sets(monkeypatch):
     monkeypatch.delenv("HOROVOD_DYNAMIC_PROCESS_SETS")
     only = hvd.ProcessSet([0])
     hvd.init(process_sets=[only])
-    with pytest.raises(ValueError, match="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding process sets"):
+    with pytest.raises(ValueError, match="Set FARANDOLE_DYNAMIC_PROCESS_SETS=1 to allow adding process sets"):
         hvd.add_process_set([1])
-    with pytest.raises(ValueError, match="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow removing process sets"):
+    with pytest.raises(ValueError, match="Set FARANDOLE_DYNAMIC_PROCESS_SETS=1 to allow removing process sets"):
         hvd.remove_process_set(only)
     hvd.barrier()
 
@@ -148,7 +148,7 @@ def test_a_job_can_be_left_and_joined_again():
         hvd.shutdown()
         hvd.shutdown()
         assert not hvd.is_initialized()
-        with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd.init\(\)."):
+        with pytest.raises(ValueError, match=r"Farandole has not been initialized; use hvd.init\(\)."):
             hvd.rank()
         with pytest.raises(ValueError, match="not been initialized"):
             hvd.allreduce(torch.ones(2))
@@ -158,6 +158,6 @@ def test_a_list_of_all_ranks_is_the_job_and_a_part_of_it_is_not():
     hvd.init(comm=list(reversed(range(len(sum(halves(), []))))))
     hvd.barrier()
     hvd.shutdown()
-    with pytest.raises(ValueError, match="Horovod initialization failed"):
+    with pytest.raises(ValueError, match="Farandole initialization failed"):
         hvd.init(comm=[0])
     assert not hvd.is_initialized()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import io
-import time
 import warnings
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from models import assert_alike, batches, own_part, same_everywhere, small_network
 from torch import nn
 from torch.nn.functional import mse_loss
+from waiting import lapse
 
 import farandole.torch as hvd
 
@@ -113,7 +113,8 @@ def test_a_fused_optimizer_and_a_scaler_get_reduced_gradients(name: str) -> None
         optimizer.zero_grad()
         loss = mse_loss(network(own_part(x)), own_part(y))
         if hvd.rank() == 0:
-            time.sleep(0.05)  # Gradients of the other ranks are still in flight when their scalers want to look.
+            # Gradients of the other ranks are still in flight when their scalers want to look.
+            lapse("rank 0, which is late", 0.05)
             if iteration == 2:
                 loss = loss * float("inf")  # On one rank only; all must skip.
         scaler.scale(loss).backward()

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 import farandole
+from farandole import _native
 from signatures import BASICS, OPERATIONS, PROCESS_SETS, assert_serves, parameters_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -34,6 +35,7 @@ def alias_on_the_path() -> Iterator[None]:
         sys.path.remove(str(ALIAS))
         for name in [name for name in sys.modules if name == "horovod" or name.startswith("horovod.")]:
             del sys.modules[name]
+        _native.set_imported_as_horovod(False)
         if before is None:
             os.environ.pop("FARANDOLE_JOIN_EVERYTHING", None)
         else:
@@ -374,3 +376,14 @@ run_commandline()
         timeout=60,
     )
     assert done.stdout == "run --horovod -np 2 python train.py --lr 0.1\n"
+
+
+def test_messages_call_the_library_what_the_script_imports() -> None:
+    def message() -> str:
+        with pytest.raises(ValueError) as raised:
+            _native.rank()
+        return str(raised.value)
+
+    assert message() == "Farandole has not been initialized; use hvd.init()."
+    importlib.import_module("horovod.torch")
+    assert message() == "Horovod has not been initialized; use hvd.init()."

@@ -55,3 +55,13 @@ def test_a_name_that_may_be_under_way_is_told() -> None:
 def test_a_period_longer_than_is_looked_for_is_numbered() -> None:
     step = [f"s{number}" for number in range(5000)]
     assert names_of(step * 3)[-1] == f"c10d.{3 * len(step) - 1}"
+
+
+def test_calls_of_many_requests_come_again_after_few_calls() -> None:
+    names = CallNames()
+    together = [names.next("a thousand tensors", 1000)[0] for _ in range(20)]
+    assert together[-4:] == together[-8:-4] and len(set(together[-4:])) == 4
+    assert len(set(together)) == 3 + 4, "three calls foretell the others"
+    names = CallNames()
+    pairs = [names.next("two tensors", 2)[0] for _ in range(200)]
+    assert len(set(pairs[-32:])) == 32 and pairs[-32:] == pairs[-64:-32]

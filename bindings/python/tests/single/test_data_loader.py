@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import warnings
 
 import images
@@ -15,6 +14,7 @@ import torch
 from farandole.data import Loader
 from farandole.data import transforms as T
 from jobs import environment, run_job
+from waiting import wait_for
 
 USUAL = [T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
 
@@ -50,10 +50,7 @@ def feeding():
 
 def both_feed():
     """Whether two threads load. A thread has its name a moment after it has begun."""
-    until = time.monotonic() + 30
-    while len(feeding()) < 2 and time.monotonic() < until:
-        time.sleep(0.001)
-    return len(feeding()) == 2
+    return wait_for("two threads that load", lambda: len(feeding()) == 2)
 
 
 def test_a_folder_of_classes_gives_images_and_labels(folder):

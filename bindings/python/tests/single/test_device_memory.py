@@ -21,12 +21,13 @@ STAND_IN = "FARANDOLE_TEST_STAND_IN_DEVICE"
 pytestmark = pytest.mark.timeout(300)
 
 HEAD = f"""
-import os, time
+import os
 os.environ["{STAND_IN}"] = "1"
 import torch
 import farandole.torch as hvd
 from farandole import _native
 from farandole.torch import device_memory, handles, run_ahead
+from waiting import wait_for
 
 hvd.init()
 """
@@ -231,6 +232,52 @@ hvd.shutdown()
     )
 
 
+def test_a_jax_call_of_which_one_request_is_refused_returns_when_the_engine_is_done_with_the_others(tmp_path) -> None:
+    """It returned at once, and XLA reused memory that the engine still worked on."""
+    check(
+        run_job(
+            2,
+            HEAD
+            + f"""
+import threading
+import jax.numpy as jnp
+import farandole.jax
+
+def call():
+    arrays = [jnp.ones(3), jnp.ones(5)]
+    try:
+        return [total.tolist() for total in farandole.jax.allreduce(arrays, name="two", op=hvd.Sum)]
+    except Exception as error:
+        return str(error)
+
+# The program is compiled now, so that the next call takes no time.
+assert call() == [[2.0] * 3, [2.0] * 5]
+if hvd.rank() == 0:
+    # The call's second request has the same name and is refused at once. Its first one waits for rank 1.
+    first = _native.barrier("jax.two.1", 0)
+    answers = []
+    caller = threading.Thread(target=lambda: answers.append(call()))
+    caller.start()
+    caller.join(1)
+    assert caller.is_alive(), f"the call has returned before its first request was done: {{answers}}"
+    open("{tmp_path}/go", "w").close()
+    caller.join()
+    assert "jax.two" in answers[0], answers
+    try:
+        first.wait()
+    except hvd.HorovodInternalError as error:
+        assert "Mismatched" in str(error), error
+else:
+    wait_for("rank 0", lambda: os.path.exists("{tmp_path}/go"))
+    assert "Mismatched" in call()
+assert call() == [[2.0] * 3, [2.0] * 5]
+hvd.shutdown()
+""",
+            seconds=120,
+        )
+    )
+
+
 def test_gradients_run_ahead_and_end_with_the_interpreter(tmp_path) -> None:
     job = run_job(
         2,
@@ -247,8 +294,7 @@ assert hvd.allgather(network.weight.detach()).reshape(2, -1).unique(dim=0).shape
 # Nobody waits for the last one. A rank that leaves ends the job, so none leaves before both have asked for it.
 hvd.allreduce_async_(torch.ones(2), name="last")
 open("{tmp_path}/" + str(hvd.rank()), "w").close()
-while len(os.listdir("{tmp_path}")) < 2:
-    time.sleep(0.001)
+wait_for("both ranks", lambda: len(os.listdir("{tmp_path}")) == 2)
 print("left", flush=True)
 """,
         seconds=120,

@@ -146,7 +146,8 @@ def test_processes_without_a_launcher_meet_through_a_file(tmp_path: pathlib.Path
     assert code == 0 and all(f"rank {rank} of 2 is well" in output for rank in range(2)), output
 
 
-def test_the_backend_is_found_by_its_entry_point(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("launcher", ["torchrun", "farandole"])
+def test_the_backend_is_found_by_its_entry_point(tmp_path: pathlib.Path, launcher: str) -> None:
     installed = tmp_path / "farandole-0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: farandole\nVersion: 0\n")
@@ -155,8 +156,42 @@ def test_the_backend_is_found_by_its_entry_point(tmp_path: pathlib.Path) -> None
     entry = project.partition(group)[2].partition("\n")[0].replace('"', "")
     (installed / "entry_points.txt").write_text(f"[torch.distributed.backends]\n{entry}\n")
     script = script_of(SMALL.replace("import farandole.torch.distributed", ""), tmp_path)
-    code, output = run([*torchrun(2), script], PYTHONPATH=f"{jobs.PACKAGE}:{tmp_path}")
+    words = torchrun(2) if launcher == "torchrun" else [jobs.command(), "run", "-np", "2", sys.executable]
+    code, output = run([*words, script], PYTHONPATH=f"{jobs.PACKAGE}:{tmp_path}")
     assert code == 0 and "rank 1 of 2 is well" in output, output
+
+
+PLAIN = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+network = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+network(torch.ones(3, 4)).sum().backward()
+total = torch.ones(1)
+dist.all_reduce(total)
+place = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")]
+print("place", *place, "total", total.item(), "store", os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], flush=True)
+dist.barrier()
+# Without the end of the interpreter, in which gloo's threads have aborted a process that was done.
+os._exit(0)
+"""
+
+
+def test_a_script_for_gloo_without_our_import_missed_rank_under_our_launcher(tmp_path: pathlib.Path) -> None:
+    words = [jobs.command(), "run", "-np", "2"]
+    script = [sys.executable, script_of(PLAIN, tmp_path)]
+    # What a launcher around ours has set is of another job, and its agents serve no store of this one.
+    outer = {"RANK": "7", "WORLD_SIZE": "8", "MASTER_ADDR": "203.0.113.1", "MASTER_PORT": "1"}
+    code, output = run([*words, *script], TORCHELASTIC_USE_AGENT_STORE="True", **outer)
+    places = [f"place {rank} 2 {rank} 2 0 total 2.0 store 127.0.0.1" for rank in range(2)]
+    assert code == 0 and all(place in output for place in places), output
+    port = str(jobs.free_port())
+    code, output = run([*words, "-x", f"MASTER_PORT={port}", *script])
+    assert code == 0 and output.count(f"store 127.0.0.1 {port}") == 2, output
+    code, output = run([*words, "-x", "RANK=1", *script])
+    assert code != 0 and "-x RANK: the launcher sets this itself" in output, output
 
 
 def on_two_hosts(script: str, **variables: str) -> list[tuple[int, str]]:
@@ -189,11 +224,11 @@ def test_an_operation_that_takes_too_long_ends_the_job_with_its_cause() -> None:
     job = jobs.run_job(
         2,
         """
-        import time
         from datetime import timedelta
         import torch
         import torch.distributed as dist
         import farandole.torch.distributed
+        from waiting import lapse
 
         dist.init_process_group("farandole", timeout=timedelta(seconds=60))
         dist.barrier()
@@ -205,7 +240,7 @@ def test_an_operation_that_takes_too_long_ends_the_job_with_its_cause() -> None:
                 print("late:", error, flush=True)
             assert work.is_completed() and not work.is_success() and work.exception() is not None
         else:
-            time.sleep(2)
+            lapse("rank 1, which is late", 2)
             try:
                 dist.all_reduce(torch.ones(1))
             except dist.DistBackendError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections import Counter
 from typing import Any
 
@@ -13,11 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 
 import farandole.torch as hvd
-from farandole import elastic
+from farandole import _native, elastic
 from farandole.elastic import HostsUpdatedInterrupt, HostUpdateResult, native, partition
 from farandole.elastic.agreement import NOTHING, Decision, Standing, decide
 from farandole.exceptions import HorovodInternalError
-from farandole.torch.elastic.parameter_check import fingerprint, minority
+from farandole.torch.parameter_pieces import pieces
 
 # Samples
 
@@ -201,7 +200,7 @@ def test_other_errors_end_the_function_and_the_listening() -> None:
     state = Recorded()
     with pytest.raises(ZeroDivisionError):
         run_with(state, ZeroDivisionError())
-    elastic.notification_manager.handle_hosts_updated(time.time(), HostUpdateResult.added)
+    elastic.notification_manager.handle_hosts_updated(1.0, HostUpdateResult.added)
     state.check_host_updates()
 
 
@@ -229,7 +228,7 @@ def test_news_interrupt_at_the_next_check_and_once(updates: list[HostUpdateResul
     elastic.notification_manager.register_listener(state)
     try:
         for number, update in enumerate(updates):
-            elastic.notification_manager.handle_hosts_updated(time.time() + number, update)
+            elastic.notification_manager.handle_hosts_updated(1.0 + number, update)
         assert not state._host_messages.empty()
         with pytest.raises(HostsUpdatedInterrupt) as interrupt:
             state.commit()
@@ -288,18 +287,16 @@ def test_a_total_batch_is_kept_by_more_passes(monkeypatch: pytest.MonkeyPatch) -
 # Parameters
 
 
-def test_the_rank_whose_parameters_differ_is_named() -> None:
-    assert minority([5, 5, 5]) == []
-    assert minority([5, 6, 5]) == [1]
-    assert minority([6, 5, 5, 7, 5]) == [0, 3]
-    assert minority([5, 6]) == [0, 1] and minority([5, 5, 6, 6]) == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int8]
 )
 def test_any_bit_changes_the_hash(dtype: torch.dtype) -> None:
     parameters = [torch.arange(12).reshape(3, 4).to(dtype), torch.arange(5).to(dtype)]
+
+    def fingerprint(tensors: list[torch.Tensor]) -> list[int]:
+        named = [("", tensor) for tensor in tensors]
+        return _native.state_digests([(address, size, owner) for _, address, size, _, owner in pieces(named, True)])
+
     before = fingerprint(parameters)
     assert fingerprint([tensor.clone() for tensor in parameters]) == before
     for tensor in parameters:

@@ -18,6 +18,7 @@ import os, signal, sys, time
 import torch
 import farandole.torch as hvd
 from farandole import _native
+from waiting import lapse
 
 hvd.init()
 assert hvd.elastic is not None and _native.elastic_enabled()
@@ -39,7 +40,7 @@ while training.steps < 60 or hvd.size() < want and training.steps < 3000:
         model(torch.full((2, 8), 1.0 + hvd.rank())).sum().backward()
         optimizer.step()
     generations.add(_native.elastic_generation())
-    time.sleep(0.005)
+    lapse("a step", 0.005)
 weights = training.call(lambda: hvd.allgather(model.weight.detach().reshape(1, -1)))
 assert all(torch.equal(other, weights[0]) for other in weights)
 print("member", me, "ends with", hvd.size(), "ranks in generation", max(generations), flush=True)
@@ -225,7 +226,7 @@ def test_a_job_below_its_smallest_size_ends_with_the_cause() -> None:
         hvd.shutdown()
         hvd.init()
     """
-    ended = run(script, "--min-np", "3", "--elastic-timeout", "3")
+    ended = run(script, "--min-np", "3", "--elastic-timeout", "20")
     assert ended.returncode != 0, ended.stdout[-3000:]
     # Who of the two gives up first sees both.
     assert "members are left and the job needs 3" in ended.stdout + ended.stderr, ended.stderr[-4000:]

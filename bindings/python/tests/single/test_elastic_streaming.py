@@ -12,9 +12,10 @@ from jobs import Job, run_job
 pytestmark = pytest.mark.timeout(240)
 
 TRAINING = """
-import os, signal, sys, time
+import os, signal, sys
 import torch
 import farandole.torch as hvd
+from waiting import lapse
 from farandole import _native
 from farandole.torch.elastic import replay
 
@@ -85,7 +86,7 @@ while complete_after is None or training.steps < complete_after + 10:
     make_step()
     if complete_after is None and is_complete():
         complete_after = training.steps
-    time.sleep(0.02)
+    lapse("a step", 0.02)
 training.call(check_equal)
 print("member", me, "ends well; it joined after", joined_after, "steps and", replayed, "updates", flush=True)
 """

@@ -16,10 +16,11 @@ import torch
 from elastic_world import World
 from torch.utils.data import DataLoader
 
-from farandole.elastic import native
+from farandole.elastic import agreement, native
 from farandole.elastic.policies import KeepTotalBatch, LinearScaling
 from farandole.exceptions import HorovodInternalError
 from farandole.torch.elastic import ElasticBatchSampler, ElasticSampler, Training
+from farandole.torch.elastic import training as training_module
 
 
 SEEDS = int(os.environ.get("ELASTIC_SEEDS", "150"))
@@ -194,8 +195,12 @@ def test_a_script_that_always_fails_ends(monkeypatch: pytest.MonkeyPatch) -> Non
                 next(tries)
                 raise HorovodInternalError("ranks refuse each other's shapes")
 
+    # As often as in a real job, without the pauses.
+    monkeypatch.setattr(
+        training_module, "retry_pause", lambda failed: None if agreement.retry_pause(failed) is None else 0.0
+    )
     world = World(1, ranks=3, script=script, kills=0, joins=0, most_ranks=3)
     world.replace_engine(monkeypatch)
     with pytest.raises(HorovodInternalError, match="refuse each other's shapes"):
         world.run()
-    assert 5 <= next(tries) <= 15  # Five on each rank, less those in which it heard of another's failure first.
+    assert 10 <= next(tries) <= 30  # Ten on each rank, less those in which it heard of another's failure first.

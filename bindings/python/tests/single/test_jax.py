@@ -77,7 +77,7 @@ assert hvd.psum(2) == 2
 
 def test_a_job_of_one_rank_needs_no_launcher_and_nothing_but_jax() -> None:
     output = run_alone(ALONE)
-    assert "before init: Horovod has not been initialized; use hvd.init()." in output
+    assert "before init: Farandole has not been initialized; use hvd.init()." in output
     assert re.search("on another GPU: .*NVIDIA's GPUs; this program is compiled for rocm", output), output
     assert "in a child: this process was forked from a rank and is not a rank itself" in output
 
@@ -108,11 +108,13 @@ def test_torch_and_jax_in_one_process_share_the_engine() -> None:
 
 
 LEAVING = """
-    import sys, threading, time
+    import pathlib, sys, threading
     import jax, jax.numpy as jnp
     import farandole.jax as hvd
+    from waiting import wait_for, wait_until_asleep
 
     hvd.init()
+    has_left = pathlib.Path(sys.argv[2])
     program = jax.jit(hvd.psum)
     jax.block_until_ready(program(jnp.ones(2)))
     if sys.argv[1] == "shutdown":
@@ -126,32 +128,34 @@ LEAVING = """
 
             thread = threading.Thread(target=wait)
             thread.start()
-            time.sleep(0.5)
+            wait_until_asleep(thread)
             hvd.shutdown()
             thread.join()
-        else:
-            time.sleep(1)
+            has_left.touch()
     elif hvd.rank() == 0:
         # The interpreter ends while a program is under way.
-        threading.Thread(target=lambda: program(jnp.ones(2)), daemon=True).start()
-        time.sleep(0.5)
+        thread = threading.Thread(target=lambda: program(jnp.ones(2)), daemon=True)
+        thread.start()
+        wait_until_asleep(thread)
         print("leaving", flush=True)
-    else:
-        time.sleep(1)
+        has_left.touch()
+    if hvd.is_initialized() and hvd.rank() == 1:
+        wait_for("the end of rank 0", has_left.exists)
 """
 
 
 ENDING = """
-    import sys, time
+    import sys
     import jax, jax.numpy as jnp
     import farandole.jax as hvd
+    from waiting import lapse
 
     hvd.init()
     ordered, jit = sys.argv[1] != "by name", hvd.jit if sys.argv[1] == "hvd.jit" else jax.jit
     slow = jit(lambda array: hvd.allreduce(array @ array, name="step", ordered=ordered) * 1e-3)
     array = jnp.ones((400, 400))
     if hvd.rank() == 1:
-        time.sleep(0.5)
+        lapse("rank 1, which is late", 0.5)
     for _ in range(20):
         array = slow(array)
     # Nobody waits for the last of them.
@@ -165,14 +169,16 @@ def test_a_rank_that_ends_does_its_part_in_what_it_has_dispatched(how: str) -> N
 
 
 @pytest.mark.parametrize("how", ["shutdown", "exit"])
-def test_programs_under_way_end_with_the_job(how: str) -> None:
-    job = run_job(2, LEAVING, seconds=100, arguments=[how])
+def test_programs_under_way_end_with_the_job(how: str, tmp_path: Path) -> None:
+    job = run_job(2, LEAVING, seconds=100, arguments=[how, str(tmp_path / "left")])
     assert job.code == 0, f"{job.output}\n{job.errors}"
     lines = job.lines(0)
-    assert lines[-1] == "leaving" if how == "exit" else "Horovod has been shut down" in "".join(lines), job
+    assert lines[-1] == "leaving" if how == "exit" else "Farandole has been shut down" in "".join(lines), job
 
 
-KILLED = """
+@pytest.mark.alone
+def test_a_killed_rank_ends_the_compiled_step_of_the_others(tmp_path: Path) -> None:
+    script = """
     import os, signal, sys, time
     import jax, jax.numpy as jnp, optax
     import farandole.jax as hvd
@@ -202,11 +208,7 @@ KILLED = """
                 print(f"outside of jit: {second}", flush=True)
             raise
 """
-
-
-@pytest.mark.alone
-def test_a_killed_rank_ends_the_compiled_step_of_the_others(tmp_path: Path) -> None:
-    job = run_job(2, KILLED, seconds=100, arguments=[str(tmp_path / "when")])
+    job = run_job(2, script, seconds=100, arguments=[str(tmp_path / "when")])
     assert job.code != 0
     first, second = job.lines(0)
     found = re.match(r"after ([\d.]+) s: JaxRuntimeError: UNKNOWN: HorovodInternalError: .*rank 1", first)
@@ -214,10 +216,51 @@ def test_a_killed_rank_ends_the_compiled_step_of_the_others(tmp_path: Path) -> N
     assert re.match("outside of jit: .*rank 1", second), job
 
 
+FOLLOWED = """
+    import os, sys
+    import jax, jax.numpy as jnp
+    import farandole.jax as hvd
+    from waiting import wait_for
+
+    hvd.init()
+    reduced = jax.jit(lambda array: hvd.psum(array * 2 + array ** 2) * 0.1)
+    following = jax.jit(lambda array: array * 0.5 + 1)
+    array = reduced(jnp.ones(200_000))
+    jax.block_until_ready(array)
+    hvd.barrier()
+    if hvd.rank() == 1:
+        wait_for("rank 0", lambda: os.path.exists(sys.argv[1]))
+        raise ValueError("a bad batch")
+    # The result does not exist yet: rank 1 ends instead of taking part. All that follows fails with it.
+    array = reduced(array)
+    for _ in range(19):
+        array = following(array)
+    open(sys.argv[1], "w").close()
+    try:
+        hvd.psum(array)
+    except hvd.HorovodInternalError as error:
+        print(f"outside of jit: {error}", flush=True)
+    jax.block_until_ready(array)
+"""
+
+
+def test_an_error_repeated_xlas_words_for_each_program_that_followed(tmp_path: Path) -> None:
+    job = run_job(2, FOLLOWED, seconds=100, arguments=[str(tmp_path / "dispatched")])
+    assert job.code != 0
+    [outside] = job.lines(0)
+    assert re.match("outside of jit: rank 1 raised ValueError: a bad batch", outside), job
+    of_rank_0 = [line for line in job.errors.splitlines() if line.startswith("[0]")]
+    [line] = [line for line in of_rank_0 if "JaxRuntimeError" in line]
+    assert re.search("JaxRuntimeError: .*HorovodInternalError: rank 1 raised ValueError", line), job
+    assert line.count("Error dispatching computation") <= 1, job
+    # JAX prints the errors of its tokens at the end of the interpreter, once more and with tracebacks.
+    assert "Exception ignored in atexit callback" not in job.errors, job
+
+
 TRAINING = """
-    import time
     import jax, jax.numpy as jnp, optax
     import farandole.jax as hvd
+    from waiting import lapse
 
     hvd.init()
     tx = hvd.DistributedOptimizer(optax.sgd(0.1))
@@ -232,7 +275,7 @@ TRAINING = """
 
     for _ in range(30):
         # Asleep, so that it is as late as it should however busy the machine is.
-        time.sleep(0.06 if hvd.rank() == 1 else 0.01)
+        lapse("the work of a step, with a late rank", 0.06 if hvd.rank() == 1 else 0.01)
         params, state = jax.block_until_ready(step(params, state))
 """
 

@@ -44,9 +44,10 @@ print(f"rank {rank} of {size} is well", flush=True)
 """
 
 STALLS = """
-import pathlib, sys, time
+import pathlib, sys
 import torch
 import farandole.torch as hvd
+import waiting
 
 hvd.init()
 hvd.allreduce(torch.ones(1), name="before")
@@ -56,8 +57,7 @@ is_late, may_go_on = map(pathlib.Path, sys.argv[1:])
 def wait_for(file):
     if file == may_go_on:
         is_late.touch()
-    while not file.exists():
-        time.sleep(0.05)
+    waiting.wait_for(file.name, file.exists, 100)
 
 def main():
     wait_for(may_go_on if hvd.rank() == 1 else is_late)

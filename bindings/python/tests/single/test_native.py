@@ -45,9 +45,9 @@ def test_without_a_world_every_question_is_refused() -> None:
     _native.shutdown()
     assert not _native.is_initialized()
     for ask in (_native.rank, _native.size, _native.local_rank, _native.cross_size, _native.process_sets):
-        with pytest.raises(ValueError, match="Horovod has not been initialized; use hvd.init()."):
+        with pytest.raises(ValueError, match="Farandole has not been initialized; use hvd.init()."):
             ask()
-    with pytest.raises(ValueError, match="Horovod has not been initialized"):
+    with pytest.raises(ValueError, match="Farandole has not been initialized"):
         allreduce("x", Floats([1]))
 
 
@@ -263,7 +263,7 @@ def test_requests_of_a_world_that_was_left_end_with_an_error() -> None:
     _native.shutdown()
     _native.init([], dynamic=False)
     assert handle.wait().shape == (1,)
-    with pytest.raises(ValueError, match="Set HOROVOD_DYNAMIC_PROCESS_SETS=1"):
+    with pytest.raises(ValueError, match="Set FARANDOLE_DYNAMIC_PROCESS_SETS=1"):
         _native.add_process_set([0])
 
 

@@ -88,7 +88,7 @@ def test_what_is_built():
 def test_a_process_without_a_job_has_no_place():
     hvd.shutdown()
     for ask in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size):
-        with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd.init\(\)."):
+        with pytest.raises(ValueError, match=r"Farandole has not been initialized; use hvd.init\(\)."):
             ask()
     for ask in (lambda: hvd.start_timeline("never"), hvd.stop_timeline, lambda: hvd.allreduce(torch.ones(1))):
         with pytest.raises(ValueError, match="has not been initialized"):
@@ -141,7 +141,7 @@ def test_a_communicator_of_the_whole_job_is_accepted_and_another_is_not():
     assert hvd.global_process_set.mpi_comm is whole
     assert hvd.mpi_ops._basics._comm_process_set_id(whole) == 0
     hvd.shutdown()
-    with pytest.raises(ValueError, match="Horovod initialization failed. comm has rank 1 of 2"):
+    with pytest.raises(ValueError, match="Farandole initialization failed. comm has rank 1 of 2"):
         hvd.init(comm=Communicator(1, 2))
     with pytest.raises(ValueError, match="Invalid type of argument comm"):
         hvd.init(comm=3)

@@ -1,10 +1,10 @@
 """How tensors come to the engine and results come back, without an engine and without a GPU."""
 
 import threading
-import time
 
 import pytest
 import torch
+from waiting import wait_for
 
 from farandole.torch import lent_memory, staging
 
@@ -209,10 +209,7 @@ def after(condition, gate):
     """Opens a gate as soon as something is the case."""
 
     def wait():
-        for _ in range(1000):
-            if condition():
-                break
-            time.sleep(0.005)
+        wait_for("the condition", condition)
         gate.opened.set()
 
     thread = threading.Thread(target=wait, daemon=True)

@@ -16,6 +16,7 @@ from farandole import _stacks
 
 HEAD = """
     import os, sys, time, torch, farandole, farandole.torch as hvd
+    from waiting import lapse
 
     hvd.init()
     model = torch.nn.Linear(4, 2)
@@ -101,11 +102,11 @@ def test_programs_end_while_they_are_looked_at(end, tmp_path):
         child = os.fork()
         if child == 0:
             with farandole.phase("in a child"):
-                time.sleep(0.001)
+                lapse("the child", 0.001)
             # As processes of `multiprocessing` end. (PyTorch hangs in children that end otherwise while other
             # threads run Python.)
             os._exit(0)
-        time.sleep(0.01)
+        lapse("the child", 0.01)
         assert os.waitpid(child, 0)[1] == 0
 
     over = threading.Event()

@@ -17,7 +17,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     monkeypatch.setattr(_native, "phase_begin", lambda name: made.append(f"+{name}"))
     monkeypatch.setattr(_native, "phase_end", lambda name: made.append(f"-{name}"))
-    monkeypatch.setattr(_native, "mark_iteration", lambda number: made.append(f"iteration {number}"))
+    monkeypatch.setattr(_native, "mark_step_done", lambda number: made.append(f"iteration {number}"))
     monkeypatch.setattr(_native, "mark_epoch", lambda number: made.append(f"epoch {number}"))
     monkeypatch.setattr(phases, "listeners", [])
     return made

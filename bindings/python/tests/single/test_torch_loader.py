@@ -59,7 +59,8 @@ def test_a_pipe_that_somebody_has_closed_is_no_error(notes, bars):
 
 
 SCRIPT = """
-    import threading, time, torch, farandole, farandole.torch as hvd
+    import threading, torch, farandole, farandole.torch as hvd
+    from waiting import lapse
     from torch.utils.data import DataLoader, TensorDataset
 
     hvd.init()
@@ -73,7 +74,7 @@ SCRIPT = """
 
     def augment():
         with farandole.phase("augment"):
-            time.sleep(0.01)
+            lapse("the augmenter", 0.01)
 
     threads = [threading.Thread(target=prefetch, name="prefetcher"), threading.Thread(target=augment, name="augmenter")]
     for thread in threads:

@@ -6,11 +6,11 @@ import secrets
 import socket
 import struct
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from waiting import wait_for
 
 import farandole.tensorflow as hvd
 from farandole.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
@@ -61,12 +61,10 @@ def test_a_shutdown_reaches_those_who_wait_for_it(service: ComputeService) -> No
     client = ComputeClient(service.addresses(), KEY)
     ended = []
     waiting = [in_thread(lambda: ended.append(client.wait_for_shutdown())) for _ in range(3)]
-    deadline = time.monotonic() + 10
-    while service._server._active < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for("three that wait", lambda: service._server._active == 3)
     client.shutdown()
     for thread in waiting:
-        thread.join(10)
+        thread.join(60)
     assert ended == [None] * 3
     service.shutdown()
     with pytest.raises(ConnectionError, match="did not answer register_dispatcher"):

@@ -229,10 +229,12 @@ def test_operations_that_are_under_way_at_shutdown_end_with_an_error():
 
     eager = lambda: hvd._allreduce(tf.ones(2), name=f"kernels_never_{hvd.rank()}")  # noqa: E731
     graph, twice, single, _ = in_threads(never_done, same_name_twice, eager, leave)
-    assert isinstance(graph, tf.errors.UnknownError) and "Horovod has been shut down" in graph.message, graph
+    # Whichever rank is first has shut down itself; the others wait for one that has left.
+    ended = ("has been shut down by this rank", "left the job")
+    assert isinstance(graph, tf.errors.UnknownError) and any(words in graph.message for words in ended), graph
     assert isinstance(hvd.internal_error(graph), HorovodInternalError)
     assert isinstance(twice, tf.errors.InvalidArgumentError), twice
     assert "with the same name as another tensor" in twice.message, twice
-    assert isinstance(single, HorovodInternalError) and "Horovod has been shut down" in str(single), single
+    assert isinstance(single, HorovodInternalError) and any(words in str(single) for words in ended), single
     with pytest.raises(tf.errors.FailedPreconditionError, match="has not been initialized; use hvd.init()"):
         hvd._allreduce(tf.ones(2))

@@ -1,11 +1,11 @@
 """The ops in functions that XLA compiles: `jit_compile=True` gives what the same function gives without."""
 
-import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from waiting import lapse
 
 import farandole.tensorflow as hvd
 from farandole.tensorflow import mpi_ops
@@ -137,7 +137,7 @@ def test_many_collectives_in_one_program_whatever_the_ranks_do_meanwhile():
     function = compiled(program)
     rng = np.random.default_rng(hvd.rank())
     for _ in range(8):
-        time.sleep(rng.uniform(0, 0.01))
+        lapse("a rank that is late", rng.uniform(0, 0.01))
         for result, value in zip(function(tensors), expected, strict=True):
             np.testing.assert_allclose(result.numpy(), value, rtol=1e-5)
 

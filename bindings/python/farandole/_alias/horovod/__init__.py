@@ -16,7 +16,11 @@ import os
 # refusal; Farandole by itself serves them. Set before anything of Farandole's is loaded; a value of the user's stays.
 os.environ.setdefault("FARANDOLE_JOIN_EVERYTHING", "0")
 
+from farandole import _native  # noqa: E402
 from horovod.runner import run  # noqa: E402
+
+# Scripts that catch one of Horovod's errors look for its words.
+_native.set_imported_as_horovod(True)
 
 # The last release of Horovod whose API this is. The local tag tells an inquirer that this is not that library, and
 # compares as newer, so that "horovod >= 0.28.1" holds.

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from farandole import basics
 from farandole.torch import optimizer_steps
 from farandole.torch.distributed import process_group, rendezvous, work
+from farandole.torch.distributed.work import DistBackendError
 
-__all__ = ["NAME", "register"]
+__all__ = ["NAME", "DistBackendError", "register"]
 
 NAME = process_group.NAME
 """What `init_process_group` calls the backend."""
@@ -32,6 +33,7 @@ def register() -> None:
     dist.Backend.register_backend(NAME, process_group.create, extended_api=True, devices=["cpu", "cuda"])
     rendezvous.extend_env()
     work.keep_forward_pass_works()
+    work.raise_errors_of_futures()
     basics.on_init(optimizer_steps.watch)
 
 

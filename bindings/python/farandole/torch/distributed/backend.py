@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import Backend
 from farandole import _native
 from farandole.exceptions import HorovodInternalError
 from farandole.exports import Sum
-from farandole.torch import lent_memory, run_ahead, staging
+from farandole.torch import device_memory, lent_memory, run_ahead, staging
 from farandole.torch.distributed import monitored_barrier
 from farandole.torch.distributed.call_names import CallNames
 from farandole.torch.distributed.membership import Membership
@@ -54,6 +54,27 @@ NAME = "farandole"
 
 CAN_BE_REGISTERED = type(vars(Backend).get("__init__")) is not type(object.__init__)
 """Whether this torch lets a backend be written in Python. Without, the process group has the operations alone."""
+
+
+class _InPlace(staging.BatchWork):
+    """Contiguous tensors in host memory that are reduced in place, and what finishes them. One object for both: a
+    program may have thousands in flight, and Python's garbage collector visits each."""
+
+    __slots__ = ("host", "name", "tensors")
+
+    def __init__(
+        self, batch: _native.BatchHandle, name: str, host: _native.HostTensors, tensors: list[Tensor]
+    ) -> None:
+        super().__init__(batch)
+        self.name, self.host = name, host
+        self.tensors = tensors if len(tensors) > 1 else tensors[0]
+
+    def __call__(self, _results: Sequence[_native.Result]) -> Sequence[Tensor]:
+        tensors = self.tensors if isinstance(self.tensors, list) else [self.tensors]
+        moved = self.host.first_moved(tensors)
+        if moved is not None:
+            lent_memory.raise_moved(self.name if len(tensors) == 1 else f"{self.name}_{moved}")
+        return tensors
 
 
 class _Ranks:
@@ -135,13 +156,17 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
         if fold is not None:
             return self._fold_all(tensors, fold, opts)
         op, prescale = reduction_of(opts, tensors)
-        views = [as_numbers(tensor) for tensor in tensors]
-        signature = ("allreduce", op, *map(form, views))
         collective = ("allreduce", op, prescale, 1.0)
+        tensors = list(tensors)
+        as_they_are = None if device_memory.lies_there(tensors[0]) else _native.host_tensors(tensors)
+        if as_they_are is not None:
+            return self._allreduce_as_they_are(as_they_are, tensors, collective, opts)
+        views = [as_numbers(tensor) for tensor in tensors]
+        signature = ("allreduce", op, form(views))
         if self._devices.takes(views, collective):
             return self._devices.in_place(signature, collective, views, tensors, opts)
         loans = [lent_memory.lend_to_write(view) for view in views]
-        name = self._name(*signature)
+        name = self._name(*signature, requests=len(loans))
         batch = (name, len(loans)) if len(loans) > 1 else None
 
         def ask() -> list[_native.Handle]:
@@ -157,6 +182,19 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
 
         return self._submit(name, loans, ask, finish, opts)
 
+    def _allreduce_as_they_are(
+        self, host: _native.HostTensors, tensors: list[Tensor], collective: tuple[str, int, float, float], opts: Any
+    ) -> Work:
+        """Reduces contiguous tensors in host memory by one call, with one handle."""
+        _, op, prescale, postscale = collective
+        name = self._name("allreduce", op, host.form(), requests=len(tensors))
+        group = self._membership.group
+
+        def ask() -> _InPlace:
+            return _InPlace(host.allreduce(name, op, prescale, postscale, group), name, host, tensors)
+
+        return self._begin(name, ask, None, opts)
+
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> Work:
         """The root's tensor becomes the combination of all ranks' tensors. The others stay as they are."""
         [tensor] = tensors
@@ -165,7 +203,7 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
             return self._fold_all(tensors if self.rank() == opts.rootRank else [tensor.detach().clone()], fold, opts)
         op, prescale = reduction_of(opts, tensors)
         view, root, group = as_numbers(tensor), opts.rootRank, self._membership.group
-        signature, collective = ("reduce", op, root, form(view)), ("reduce", root, op, prescale, 1.0)
+        signature, collective = ("reduce", op, root, form([view])), ("reduce", root, op, prescale, 1.0)
         if self._devices.takes([view], collective):
             return self._devices.in_place(signature, collective, [view], tensors, opts, only_on=root)
         name = self._name(*signature)
@@ -200,14 +238,14 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
             return self._fold_parts(outputs, inputs, fold, opts)
         op, prescale = reduction_of(opts, inputs)
         views = [as_numbers(tensor) for tensor in inputs]
-        signature = ("reduce_scatter", op, *map(form, views))
+        signature = ("reduce_scatter", op, form(views))
         collective = ("reducescatter", op, prescale, 1.0)
         if self._devices.takes(views, collective):
             into = [[output] for output in outputs]
             return self._devices.into(signature, collective, views, into, opts, rows=self.size())
         loans = [lent_memory.lend(view) for view in views]
         targets = [Target([output], loan) for output, loan in zip(outputs, loans)]
-        name = self._name(*signature)
+        name = self._name(*signature, requests=len(loans))
         batch = (name, len(loans)) if len(loans) > 1 else None
 
         def ask() -> list[_native.Handle]:
@@ -271,7 +309,7 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
         [tensor] = tensors
         view = as_travelling(tensor)
         root, group = self._membership.ranks[opts.rootRank], self._membership.group
-        signature = ("broadcast", opts.rootRank, form(view))
+        signature = ("broadcast", opts.rootRank, form([view]))
         if self._devices.takes([view], ("broadcast", root)):
             return self._devices.in_place(signature, ("broadcast", root), [view], tensors, opts)
         loan = lent_memory.lend_to_write(view)
@@ -314,7 +352,7 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
             return self._devices.into(signature, ("allgather",), views, outputs, opts)
         loans = [lent_memory.lend(view) for view in views]
         targets = [Target(of_input, loan) for of_input, loan in zip(outputs, loans)]
-        name = self._name(*signature)
+        name = self._name(*signature, requests=len(loans))
         batch = (name, len(loans)) if len(loans) > 1 else None
 
         def ask() -> list[_native.Handle]:
@@ -529,9 +567,9 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
 
     # How it is done.
 
-    def _name(self, *signature: Any) -> str:
-        """The name of the next call. One that is still under way under this name is waited for."""
-        name, may_be_under_way = self._names.next(signature)
+    def _name(self, *signature: Any, requests: int = 1) -> str:
+        """The name of the next call, of so many requests. One that is still under way under this name is waited for."""
+        name, may_be_under_way = self._names.next(signature, requests)
         if may_be_under_way:
             earlier = self._under_name.pop(name, None)
             if earlier is not None and not earlier.poll():
@@ -543,7 +581,8 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
     ) -> Work:
         return self._begin(name, lambda: staging.submit(loans, ask), finish, opts)
 
-    def _begin(self, name: str, ask: Callable[[], staging.RequestWork], finish: Finish, opts: Any) -> Work:
+    def _begin(self, name: str, ask: Callable[[], Any], finish: Optional[Finish], opts: Any) -> Work:
+        """ask: submits, and gives a `staging.RequestWork`, which finishes itself where there is no `finish`."""
         try:
             run_ahead.sweep()
             requests = ask()
@@ -551,4 +590,5 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
             raise as_backend_error(error) from None
         if self._names.comes_again(name):
             self._under_name[name] = requests
-        return Work(name, requests, finish, timeout_of(getattr(opts, "timeout", None), self._timeout), self._futures)
+        limit = timeout_of(getattr(opts, "timeout", None), self._timeout)
+        return Work(name, requests, finish or requests, limit, self._futures)

@@ -61,7 +61,7 @@ class DeviceOperations:
     ) -> None:
         self._membership = membership
         self._name = name
-        """Names the next call by its signature."""
+        """Names the next call by its signature and the number of its requests."""
         self._begin = begin
         """Makes a `Work` of a name, what asks the engine, what is done at the end, and the options."""
 
@@ -83,7 +83,7 @@ class DeviceOperations:
         if writes:
             for view in views:
                 lent_memory.check_writable(view)
-        name = self._name(*signature)
+        name = self._name(*signature, requests=len(views))
         batch = (name, len(views)) if len(views) > 1 else None
         lent = _lend(name, batch, views)
 
@@ -110,7 +110,7 @@ class DeviceOperations:
     ) -> Work:
         """Results go to other tensors: for each contribution those that take its result, in order. Contributions are
         sent as `rows` rows where the ranks share these out. `check` looks at what came, besides its size."""
-        name = self._name(*signature)
+        name = self._name(*signature, requests=len(views))
         batch = (name, len(views)) if len(views) > 1 else None
         outputs = [Outputs(of_view, view) for of_view, view in zip(targets, views)]
         lent = _lend(name, batch, views, outputs, rows)

@@ -44,8 +44,7 @@ _LINEAR = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
 def folding_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Optional[Fold]:
     """The function that combines two contributions, for an operation that the engine does not have; else `None`."""
     kind = _kind(_asked(opts))
-    are_bool = all(tensor.dtype == torch.bool for tensor in tensors)
-    if kind not in _FOLDS or are_bool and kind in _OF_BOOL:
+    if kind not in _FOLDS or kind in _OF_BOOL and _are_bool(tensors):
         return None
     if any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
         raise ValueError(f"The backend farandole does not reduce {tensors[0].dtype} by {kind}.")
@@ -55,18 +54,23 @@ def folding_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Optional[Fold]:
 def reduction_of(opts: Any, tensors: Sequence[torch.Tensor]) -> tuple[int, float]:
     """The engine's operation, and the factor of contributions."""
     asked = _asked(opts)
-    kind, operations = _kind(asked), _OPERATIONS
-    if all(tensor.dtype == torch.bool for tensor in tensors):
-        operations = {**_OPERATIONS, **_OF_BOOL}
-    if kind not in operations:
+    kind = _kind(asked)
+    operation = _OPERATIONS.get(kind)
+    if operation is None and _are_bool(tensors):
+        operation = _OF_BOOL.get(kind)
+    if operation is None:
         raise ValueError(f"The backend farandole does not reduce {tensors[0].dtype} by {kind}.")
     if kind not in _LINEAR and any(tensor.is_complex() for tensor in tensors):
         raise ValueError(f"all_reduce does not support {kind} on complex tensors")
     if kind != dist.ReduceOp.PREMUL_SUM:
-        return operations[kind], 1.0
+        return operation, 1.0
     if not hasattr(asked, "factor"):
         raise ValueError(f"PyTorch {torch.__version__} does not tell the backend farandole the factor of {kind}.")
-    return operations[kind], float(asked.factor)
+    return operation, float(asked.factor)
+
+
+def _are_bool(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(tensor.dtype == torch.bool for tensor in tensors)
 
 
 def _asked(opts: Any) -> Any:

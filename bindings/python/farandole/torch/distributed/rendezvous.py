@@ -1,10 +1,12 @@
-"""`env://` under launchers that do not set torch's variables.
+"""`env://` under launchers that do not set torch's variables, and under ours.
 
-`init_process_group` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which torchrun sets. `farandole run`, `mpirun`
-and `srun` do not, but the engine knows its rank under them. So where one of the four is missing and a launcher has
-started this process, the engine's world is made first, and rank 0 opens a store at a free port and tells the others.
+`init_process_group` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which torchrun and `farandole run` set.
+`mpirun` and `srun` do not, but the engine knows its rank under them. So where one of the four is missing and a launcher
+has started this process, the engine's world is made first, and rank 0 opens a store at a free port and tells the
+others. Under `farandole run` too: at MASTER_PORT, a rank that makes its next process group at once could still find the
+store of the last one, which is about to close.
 
-torch loads a backend by its entry point after the rendezvous. So under these launchers a script must import
+torch loads a backend by its entry point after the rendezvous. So under `mpirun` and `srun` a script must import
 `farandole.torch.distributed` itself.
 
 Frameworks on top of torch (Accelerate, Lightning) ask the environment for a process's place, too, once there is a
@@ -45,7 +47,7 @@ def extend_env() -> None:
     def handler(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any) -> Iterator[Any]:
         given = parse_qs(urlparse(url).query)
         is_complete = all(os.environ.get(name) or name.lower() in given for name in _VARIABLES)
-        if is_complete or _native.launched() is None:
+        if _native.launched() is None or is_complete and (given or not _is_of_our_launcher()):
             yield from of_torch(url, timeout=timeout, **options)
         else:
             membership.make_world()
@@ -54,6 +56,12 @@ def extend_env() -> None:
             raise RuntimeError("Unable to perform re-rendezvous using environment variables")
 
     handlers["env"] = handler
+
+
+def _is_of_our_launcher() -> bool:
+    """Whether the variables are those that `farandole run` has set, and the program has not set others since."""
+    store = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return store == os.environ.get("FARANDOLE_TORCH_STORE")
 
 
 def _describe_place() -> None:

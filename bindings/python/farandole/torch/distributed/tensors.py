@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from typing import Optional
 
@@ -44,9 +45,15 @@ def as_numbers(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def form(view: Tensor) -> tuple[torch.dtype, int]:
-    """What ranks must agree on."""
-    return view.dtype, view.numel()
+def form(views: Sequence[Tensor]) -> bytes:
+    """What ranks must agree on: element types and sizes, as `HostTensors.form` has them."""
+    codes = lent_memory.DTYPE_CODES
+    return b"".join(_FORM.pack(codes.get(view.dtype, _OTHER_TYPE), view.numel()) for view in views)
+
+
+_FORM = struct.Struct("<BQ")
+_OTHER_TYPE = 255
+"""In the form of a tensor that the engine refuses."""
 
 
 def flat(loan: Loan, rows: int = 0) -> tuple[int, tuple[int, ...], int, torch.UntypedStorage]:

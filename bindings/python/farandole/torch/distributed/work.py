@@ -9,6 +9,12 @@ on while buckets are reduced. At its end it waits for them, inside of torch, and
 the next is reduced. So that traces show what it waits for, the thread waits for the request of the first bucket itself
 (`wait_at_end_of_backward`): a late rank is late for that one.
 
+**Errors in futures.** `torch.futures.Future.set_exception` stores the exception as the future's value and has Python's
+`wait` raise it. C++ code takes the value for tensors: the reducer of DistributedDataParallel dereferences the first of
+none. So futures that C++ code may read, those of a backward pass, fail in C++: they follow the first by `then`, which
+turns an exception of its callback into a C++ error. That error has only the text of the exception.
+`raise_errors_of_futures` has `torch.autograd.backward` raise the exception itself.
+
 The same thread finishes an operation whose `Work` was dropped: its outputs are filled all the same.
 
 An operation on a GPU (`DeviceWork`) is *followed* by whoever waits first: when the ranks have queued it, his stream
@@ -27,6 +33,8 @@ gone. torch has one such place, `Reducer._set_forward_pass_work_handle`; `keep_f
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import queue
 import sys
 import threading
@@ -46,11 +54,13 @@ from farandole.torch import staging
 from farandole.torch.device_work import DeviceWork
 
 __all__ = [
+    "DistBackendError",
     "Finish",
     "FutureThread",
     "Work",
     "as_backend_error",
     "keep_forward_pass_works",
+    "raise_errors_of_futures",
     "side_stream",
     "timeout_of",
     "wait_at_end_of_backward",
@@ -59,8 +69,36 @@ __all__ = [
 Finish = Callable[[Any], Sequence[torch.Tensor]]
 
 
+class DistBackendError(dist.DistBackendError, HorovodInternalError):
+    """An error of the engine, as callers of `torch.distributed` expect it."""
+
+    __module__ = "farandole.torch.distributed"
+
+
+_locks = itertools.cycle([threading.RLock() for _ in range(64)])
+"""Each operation takes one of these to be finished once. What is done under it waits for no other operation."""
+
+
 class Work(_TorchWork):
     """An operation under way."""
+
+    # A program may have thousands of these in flight, and Python's garbage collector visits every container: no
+    # dictionary and no lock of their own.
+    __slots__ = (
+        "_error",
+        "_filled",
+        "_finish",
+        "_future",
+        "_futures",
+        "_lock",
+        "_name",
+        "_outcome",
+        "_queued",
+        "_requests",
+        "_tensors",
+        "_timeout",
+        "source",
+    )
 
     def __init__(
         self,
@@ -77,14 +115,16 @@ class Work(_TorchWork):
         """Holds the tensors until they are finished."""
         self._timeout = timeout
         self._futures = futures
-        self._lock = threading.Lock()
-        self._tensors: list[torch.Tensor] = []
+        self._lock = next(_locks)
+        self._tensors: Sequence[torch.Tensor] = ()
         self._error: Optional[BaseException] = None
         self._queued: Optional[DeviceWork] = None
         """An operation that streams wait for, and the host does not."""
         self._filled: Optional[torch.cuda.Event] = None
         """Behind what fills the outputs of a queued operation."""
-        self._future: Optional[torch.futures.Future[list[torch.Tensor]]] = None
+        self._outcome: Optional[torch.futures.Future[list[torch.Tensor]]] = None
+        """Completed by a thread; `_future` is it, or follows it."""
+        self._future: Optional[torch.futures.Future[Any]] = None
         self.source = -1
         """Of a message that was received: who sent it."""
 
@@ -106,7 +146,8 @@ class Work(_TorchWork):
         if self._filled is not None:
             self._filled.wait()
         if self._error is not None:
-            raise self._error
+            # Without the lines of threads that have raised it before.
+            raise self._error.with_traceback(None)
         return True
 
     def _queue(self, requests: DeviceWork) -> None:
@@ -143,7 +184,7 @@ class Work(_TorchWork):
     def result(self) -> list[torch.Tensor]:
         """The output tensors."""
         self.wait()
-        return self._tensors
+        return list(self._tensors)
 
     def source_rank(self) -> int:
         """Who sent a message that was received."""
@@ -156,13 +197,16 @@ class Work(_TorchWork):
         """As `wait`."""
         self.wait()
 
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the output tensors; a complete one if the operation is."""
+    def get_future(self, part: Optional[Callable[[list[torch.Tensor]], Any]] = None) -> torch.futures.Future[Any]:
+        """A future of the output tensors, or of a part of them; a complete one if the operation is."""
         with self._lock:
             if self._future is not None:
                 return self._future
             requests = self._requests
-            future = self._future = torch.futures.Future(devices=_devices_of(requests or self._queued))
+            future = self._outcome = torch.futures.Future(devices=_devices_of(requests or self._queued))
+            if part is not None or _in_backward() or self._futures.is_this_thread():
+                future = future.then(lambda outcome: part(outcome.value()) if part else outcome.value())
+            self._future = future
         if requests is None or self._futures.is_this_thread():
             # Called by what was to be done after another future (PowerSGD): nobody else would complete this one.
             self.complete_future()
@@ -189,12 +233,15 @@ class Work(_TorchWork):
             with side_stream(_device_of(self._requests or self._queued)):
                 self.wait()
         except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits for the future
-            if self._future is not None:
-                self._future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the wrong type here.
+            if self._outcome is not None:
+                if self._future is not self._outcome:
+                    _errors_of_futures[_as_text(error)] = error
+                # Without its frames, which hold tensors. torch's stub has the wrong type here.
+                self._outcome.set_exception(error.with_traceback(None))  # type: ignore[arg-type]
         else:
-            if self._future is not None:
+            if self._outcome is not None:
                 with side_stream(_device_of(self._queued)):
-                    self._future.set_result(self._tensors)
+                    self._outcome.set_result(list(self._tensors))
 
     def _settle(self, requests: staging.RequestWork) -> None:
         """Finishes the operation, whose requests are done or about to fail. Once, whichever thread comes first."""
@@ -203,7 +250,7 @@ class Work(_TorchWork):
                 return
             assert self._finish is not None, "invariant: what is not settled can be finished"
             try:
-                self._tensors = list(self._finish(requests.wait()))
+                self._tensors = self._finish(requests.wait())
                 if isinstance(requests, DeviceWork) and requests.device.type == "cuda":
                     self._filled = torch.cuda.current_stream(requests.device).record_event()
             except KeyboardInterrupt:
@@ -335,6 +382,40 @@ def keep_forward_pass_works() -> None:
     dist.Reducer._set_forward_pass_work_handle = set_forward_pass_work_handle  # type: ignore
 
 
+def _in_backward() -> bool:
+    """Whether a backward pass of this thread is under way."""
+    return torch._C._current_graph_task_id() != -1
+
+
+_errors_of_futures: dict[str, BaseException] = {}
+"""Exceptions of which C++ code may have the text, by that text. Changed under the interpreter's lock."""
+
+
+def _as_text(error: BaseException) -> str:
+    """What a C++ error made of this exception contains."""
+    return f"{type(error).__name__}: {error}"
+
+
+def raise_errors_of_futures() -> None:
+    """Has a backward pass raise the exception itself where C++ code has waited for a future and kept its text."""
+    of_torch = torch.autograd.backward
+
+    @functools.wraps(of_torch)
+    def backward(*arguments: Any, **options: Any) -> None:
+        try:
+            of_torch(*arguments, **options)
+        except RuntimeError as raised:
+            text = str(raised)
+            # A copy: the thread that completes futures may add another one meanwhile.
+            error = next((error for words, error in list(_errors_of_futures.items()) if words in text), None)
+            if error is None:
+                raise
+            _errors_of_futures.clear()
+            raise error.with_traceback(None) from None
+
+    torch.autograd.backward = backward
+
+
 _last_backward = -1
 """Number of the backward pass that has been told to wait last. Read and written with the interpreter's lock."""
 
@@ -358,11 +439,9 @@ def wait_at_end_of_backward(requests: staging.RequestWork, limit: timedelta) -> 
         torch.autograd.Variable._execution_engine.queue_callback(wait)
 
 
-def as_backend_error(error: HorovodInternalError) -> dist.DistBackendError:
+def as_backend_error(error: HorovodInternalError) -> DistBackendError:
     """What callers of `torch.distributed` expect in place of an error of the engine."""
-    backend_error = dist.DistBackendError(str(error))
-    backend_error.__cause__ = error
-    return backend_error
+    return DistBackendError(f"Farandole: {error}")
 
 
 def timeout_of(timeout: Any, default: timedelta) -> timedelta:

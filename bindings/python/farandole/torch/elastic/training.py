@@ -47,6 +47,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Optional
@@ -54,7 +55,7 @@ from typing import Any, Literal, Optional
 import torch
 
 from farandole.elastic import native
-from farandole.elastic.agreement import NOTHING, Decision, Standing, decide
+from farandole.elastic.agreement import NOTHING, Decision, Standing, decide, retry_pause
 from farandole.elastic.follower import Note
 from farandole.exceptions import HorovodInternalError
 from farandole.torch.delta_optimizer import DeltaOptimizer
@@ -68,10 +69,6 @@ __all__ = ["Step", "Training", "step"]
 _of_thread = threading.local()
 """`training`: the one that this thread is at. Ranks compare standings of one training; a second one at the same time
 would bring its own."""
-
-_MOST_ATTEMPTS = 5
-"""How often a block may fail in a row with the same ranks: ranks that refuse each other's calls, because the script has
-a mistake, would fail for ever. More than one, for failures that come from the network and pass."""
 
 
 class Step:
@@ -151,7 +148,9 @@ class Training:
         self.optimizer, self.model, self.sampler = optimizer, model, sampler
         self._on_loss, self._policy, self._check_every = on_loss, policy, check_every
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._compare = ParameterCheck(parameters, compare_every, evict=evict)
+        names = {} if model is None else {parameter: name for name, parameter in model.named_parameters()}
+        named = [(names.get(parameter, f"number {number}"), parameter) for number, parameter in enumerate(parameters)]
+        self._compare = ParameterCheck(named, compare_every, evict=evict)
         self._counters = _Counters()
         self._others = {**others, "farandole.counters": self._counters}
         self._completed, self._epoch, self._resets, self._attempts, self._size = NOTHING, 0, 0, 0, 0
@@ -350,6 +349,7 @@ class Training:
         """Enters the next generation and agrees with it."""
         if not native.enabled():
             raise error
+        time.sleep(retry_pause(self._attempts) or 0.0)
         self._attempts += 1
         self._next_generation()
         self.optimizer.zero_grad()
@@ -370,7 +370,7 @@ class Training:
                     self._streams.note_training()
                 return
             except HorovodInternalError:
-                if not native.enabled() or self._attempts >= _MOST_ATTEMPTS:
+                if not native.enabled() or retry_pause(self._attempts) is None:
                     raise
             self._next_generation()
 
@@ -385,7 +385,7 @@ class Training:
         if any(row[0] == NOTHING or row[6] != native.size() for row in rows):
             # Other ranks than before: what failed may go well now.
             self._attempts = min(self._attempts, 1)
-        if error is not None and self._attempts >= _MOST_ATTEMPTS:
+        if error is not None and retry_pause(self._attempts) is None:
             raise error
         streamed = self._synchronise(decision, bool(own.is_streamed))
         self._completed, before, self._size = decision.completed, self._size, native.size()
