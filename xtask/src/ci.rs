@@ -16,7 +16,7 @@ use crate::scope::Scope;
 use crate::shell::{Shell, Started};
 use crate::tally::Tally;
 use crate::times::Times;
-use crate::{deny, memcheck, model, no_words, python, shell, tidy, tools, venv, wheel};
+use crate::{deny, junit, memcheck, model, no_words, python, shell, tidy, tools, venv, wheel};
 
 /// One leg: what the heading says, the chore that repeats it, when it runs, and what it does.
 struct Leg {
@@ -55,12 +55,13 @@ const TIMED_IN_PYTHON: &str = "Python, one at a time";
 
 /// All legs. Cheap and likely to fail comes first. The tools are mostly downloaded, and the tests are the first to need
 /// them. What fills compiles for itself alone. Jobs of "wheels" have deadlines, so that leg does not fill.
-const LEGS: [Leg; 14] = [
+const LEGS: [Leg; 15] = [
     Leg::new("tools", "ci --only tools", install_tools).turn(Turn::Until("tests")),
     Leg::new("format", "fmt", check_format),
     Leg::new("clippy", "clippy", lint),
     Leg::new("tidy", "tidy", tidy::check),
     Leg::new("tests", "test", run_tests),
+    Leg::new("timings", "test", run_timings),
     Leg::new("doctests", "test", run_doctests),
     Leg::new("tests on the portable path", "ci --only 'tests on the portable path'", run_portable_tests)
         .turn(Turn::FillUntil(TIMED_IN_PYTHON)),
@@ -74,11 +75,12 @@ const LEGS: [Leg; 14] = [
 ];
 
 /// What `--fast` runs, for daily work: all Rust tests, and of the Python tests those of PyTorch on two ranks.
-const FAST: [Leg; 5] = [
+const FAST: [Leg; 6] = [
     Leg::new("format", "fmt", check_format),
     Leg::new("tidy", "tidy", tidy::check),
     Leg::new("clippy", "clippy", lint),
     Leg::new("tests", "test", run_tests),
+    Leg::new("timings", "test", run_timings),
     Leg::new("Python, in short", "python", python::check_briefly),
 ];
 
@@ -91,7 +93,10 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     }
     match wish {
         Wish::From(first) => run_all(&LEGS[first..]),
-        Wish::Only(leg) => run_one(&LEGS[leg]).map(drop),
+        Wish::Only(leg) => {
+            println!("\n{}", run_one(&LEGS[leg])?);
+            Ok(())
+        }
         Wish::Fast => {
             install_tools()?;
             run_all(&FAST)
@@ -151,7 +156,7 @@ impl Round {
             Turn::FillUntil(_) => lowest_priority,
         };
         println!("\n=== {} (begins; shown at its end) ===", leg.heading);
-        let started = shell.words(&["ci", "--only", leg.heading]).start_apart()?;
+        let started = shell.words(&["ci", "--only", leg.heading]).chore().start_apart()?;
         self.beside.push((leg, started));
         Ok(())
     }
@@ -226,6 +231,7 @@ pub(crate) fn test(words: &[String]) -> Result<()> {
     no_words("test", words)?;
     install_tools()?;
     let mut total = run_tests()?;
+    total += run_timings()?;
     total += run_doctests()?;
     println!("\n{total}");
     Ok(())
@@ -239,7 +245,7 @@ pub(crate) fn doc(words: &[String]) -> Result<()> {
 
 /// Everything that the legs need. Packages and PyTorch are downloaded and unpacked, which mostly waits for the network
 /// and the disk, so nextest is compiled meanwhile.
-fn install_tools() -> Result<Tally> {
+pub(crate) fn install_tools() -> Result<Tally> {
     let (downloaded, compiled) = thread::scope(|scope| {
         let downloading = scope.spawn(download_tools);
         let compiled = tools::need_subcommand(tools::NEXTEST);
@@ -281,24 +287,35 @@ fn lint() -> Result<Tally> {
 /// Tests that run at the same time, for each core: see the profile `ci` in `.config/nextest.toml`.
 const TESTS_PER_CORE: usize = 2;
 
-fn run_tests() -> Result<Tally> {
+/// All Rust tests but those that judge times.
+pub(crate) fn run_tests() -> Result<Tally> {
     let at_once = TESTS_PER_CORE * thread::available_parallelism().context("counting cores")?.get();
-    Shell::cargo(&["nextest", "run", "--profile", "ci", "--test-threads", &at_once.to_string()])
-        .words(&Scope::Everything.words(&[]))
-        .run()
+    nextest("ci").words(&["--test-threads", &at_once.to_string()]).words(&Scope::Everything.words(&[])).run()
+}
+
+/// The Rust tests that judge times, one after the other and beside nothing.
+pub(crate) fn run_timings() -> Result<Tally> {
+    nextest("timings").words(&["--test-threads", "1"]).words(&Scope::Everything.words(&[])).run()
 }
 
 fn run_doctests() -> Result<Tally> {
-    Shell::cargo(&["test", "--doc"]).words(&Scope::Everything.words(&[])).run()
+    Shell::cargo(&["test", "--doc"]).words(&Scope::Everything.words(&[])).libtest().run()
 }
 
 /// The tests of all arithmetic where the compiler flag takes run-time detection of the instruction set away. The flag
 /// changes every crate, so the leg has a target folder of its own and builds nothing of the others twice.
 fn run_portable_tests() -> Result<Tally> {
-    Shell::cargo(&["nextest", "run", "--package", "farandole-tensor"])
+    nextest("portable")
+        .words(&["--package", "farandole-tensor"])
         .env("RUSTFLAGS", "--cfg farandole_portable")
         .env("CARGO_TARGET_DIR", tools::target_dir().join("portable").to_string_lossy())
         .run()
+}
+
+/// nextest with a profile of `.config/nextest.toml`. Legs that may run at the same time have profiles of their own,
+/// because the profile names the JUnit file.
+fn nextest(profile: &str) -> Shell {
+    Shell::cargo(&["nextest", "run", "--profile", profile]).junit(vec![junit::of_nextest(profile)])
 }
 
 /// What cargo says where two documents go to one file. It is a warning of cargo and not of rustdoc, so `-D warnings`

@@ -12,9 +12,9 @@ mod ci;
 mod cycles;
 mod deny;
 mod detect;
-mod failures;
 mod freeze;
 mod fuzz;
+mod junit;
 mod kernels;
 mod memcheck;
 mod miri;
@@ -26,6 +26,7 @@ mod python;
 mod python_bench;
 mod scope;
 mod shell;
+mod soak;
 mod startup;
 mod tally;
 mod tidy;
@@ -48,7 +49,7 @@ struct Chore {
 }
 
 /// Every chore, in the order in which the list shows them.
-const CHORES: [Chore; 30] = [
+const CHORES: [Chore; 32] = [
     Chore {
         name: "ci",
         summary: "all that continuous integration runs; installs what is missing [--fast] [--from LEG] [--only LEG]",
@@ -126,6 +127,11 @@ const CHORES: [Chore; 30] = [
         summary: "an elastic job to which everything happens at random [--minutes M] [--seed S] (needs root)",
         run: python_bench::chaos,
     },
+    Chore {
+        name: "failures",
+        summary: "everyday failures: is the right rank named, and the cause? [--rounds N] [--only WORD]…",
+        run: python_bench::failures,
+    },
     Chore { name: "startup", summary: "how soon a job is done, against mpirun [--rounds N]", run: startup::run },
     Chore {
         name: "cycles",
@@ -137,6 +143,11 @@ const CHORES: [Chore; 30] = [
         name: "freeze",
         summary: "stop jobs at any moment and let them go on [--rounds N] [--jobs K] [--seed S] [--dev]",
         run: freeze::run,
+    },
+    Chore {
+        name: "soak",
+        summary: "all tests again and again, beside processes that compute [--runs N] [--busy K]",
+        run: soak::run,
     },
     Chore {
         name: "peers",

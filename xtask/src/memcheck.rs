@@ -103,6 +103,7 @@ impl Binary {
             .env("FARANDOLE_MEMCHECK", "1")
             // Tests that expect a panic would spend most of their time under valgrind on naming its frames.
             .env("RUST_BACKTRACE", "0")
+            .libtest()
     }
 }
 

@@ -16,6 +16,7 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     let tally = Shell::nightly_cargo(&["miri", "test", "--package", "farandole-tensor", "--lib"])
         .env("RUSTFLAGS", "--cfg farandole_portable")
         .env("CARGO_TARGET_DIR", tools::target_dir().join("miri").to_string_lossy())
+        .libtest()
         .run()?;
     println!("\n{tally}");
     Ok(())

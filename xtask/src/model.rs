@@ -35,6 +35,7 @@ pub(crate) fn check() -> Result<Tally> {
         .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
         .env("CARGO_TARGET_DIR", tools::target_dir().join("model").to_string_lossy())
+        .libtest()
         .run()
 }
 

@@ -13,6 +13,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::junit;
 use crate::peers;
 use crate::scope::Scope;
 use crate::shell::{Shell, root};
@@ -62,6 +63,16 @@ impl Suite {
 
     const fn of_mxnet(folder: &'static str, company: Company) -> Suite {
         Suite { folder, company, without: &[], venv: &MXNET }
+    }
+
+    /// What its JUnit files are called.
+    fn file_name(&self) -> String {
+        let folder = self.folder;
+        match self.company {
+            Company::Others => folder.to_owned(),
+            Company::Nobody => format!("{folder}-alone"),
+            Company::Ranks(ranks) => format!("{folder}-{ranks}-ranks"),
+        }
     }
 
     /// As a failure names it.
@@ -237,6 +248,15 @@ fn check_types() -> Result<()> {
     Shell::new(python()).words(&words).run().map(drop)
 }
 
+/// All suites, one after the other, whatever happens in them: calls `visit` with the title of each and how it ended.
+pub(crate) fn each_suite(mut visit: impl FnMut(String, Result<Tally>)) -> Result<()> {
+    let built = build(Profile::Dev, Scope::Everything)?;
+    for suite in &SUITES {
+        visit(suite.title(), pytest(&built, suite, &Wish::default()));
+    }
+    Ok(())
+}
+
 fn test(built: &Built, suites: impl Iterator<Item = &'static Suite>, wish: &Wish) -> Result<Tally> {
     let mut total = Tally::default();
     let mut empty = Vec::new();
@@ -258,13 +278,26 @@ fn pytest(built: &Built, suite: &Suite, wish: &Wish) -> Result<Tally> {
     let Suite { folder, company, without, venv } = suite;
     let (python, command) =
         (venv.python().to_string_lossy().into_owned(), built.command.to_string_lossy().into_owned());
-    let folder = format!("{PACKAGE}/tests/{folder}");
+    let (name, folder) = (suite.file_name(), format!("{PACKAGE}/tests/{folder}"));
     let shell = Shell::new("timeout").words(&["--kill-after=10", JOB_DEADLINE]);
     let shell = match company {
         Company::Ranks(ranks) => shell.words(&[&command, "run", "-np", ranks]),
         Company::Others | Company::Nobody => shell,
     };
     let mut shell = shell.words(&[&python, "-m", "pytest", "--durations=20", &folder]);
+    let files = match company {
+        // pytest puts the number of the rank in.
+        Company::Ranks(ranks) => {
+            let ranks = 0..ranks.parse::<u32>().context("the number of ranks")?;
+            shell = shell.words(&[&junit_word(&format!("{name}.rank-$FARANDOLE_RANK"))]);
+            ranks.map(|rank| junit::of_pytest(&format!("{name}.rank-{rank}"))).collect()
+        }
+        Company::Others | Company::Nobody => {
+            shell = shell.words(&[&junit_word(&name)]);
+            vec![junit::of_pytest(&name)]
+        }
+    };
+    shell = shell.junit(files);
     match company {
         Company::Others => {
             let cores = thread::available_parallelism().context("counting cores")?.to_string();
@@ -294,6 +327,10 @@ fn pytest(built: &Built, suite: &Suite, wish: &Wish) -> Result<Tally> {
         // oneDNN's kernels for bfloat16 use AMX where the processor names it; in some virtual machines that is SIGILL.
         .env("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
         .run()
+}
+
+fn junit_word(name: &str) -> String {
+    format!("--junitxml={}", junit::of_pytest(name).display())
 }
 
 impl Wish {

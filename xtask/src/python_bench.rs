@@ -11,6 +11,7 @@
 //! - `cargo xtask jax-bench`: reducing arrays in JAX, beside JAX's own way.
 //! - `cargo xtask data-bench`: loading images, beside the loaders of PyTorch, TensorFlow, WebDataset and DALI.
 //! - `cargo xtask elastic-bench`: elastic jobs that lose ranks, beside torchrun and torchft.
+//! - `cargo xtask failures`: everyday failures in every front end, and whether rank and cause are named.
 //! - `cargo xtask chaos`: elastic jobs that lose ranks at random, and whether anything goes wrong. As in the one
 //!   before, cuts are made in network namespaces, which needs root.
 
@@ -46,6 +47,9 @@ const RECOVERY: Script = Script { name: "elastic_recovery.py", deadline: "14400"
 
 /// An hour of chaos, and the comparison with a run without faults, which one process makes.
 const CHAOS: Script = Script { name: "elastic_chaos.py", deadline: "7200" };
+
+/// Two thousand jobs that fail, most of which import a framework first.
+const FAILURES: Script = Script { name: "../failures/matrix.py", deadline: "21600" };
 
 impl Script {
     /// Runs it with these words of ours, and those that the chore was given.
@@ -108,6 +112,15 @@ pub(crate) fn recovery(words: &[String]) -> Result<()> {
     // Another way to survive losses, to compare with.
     MAIN.need("bindings/python/requirements-elastic-bench.txt", &[])?;
     RECOVERY.run(&built, &["--rust-worker", &worker], words)
+}
+
+/// `cargo xtask failures [WORDS…]`.
+pub(crate) fn failures(words: &[String]) -> Result<()> {
+    tools::need_packages(&tools::MPI)?;
+    let built = prepare()?;
+    Shell::cargo(&["build", "--release", "-p", "farandole", "--example", "failures"]).run()?;
+    let program = tools::target_dir().join("release/examples/failures");
+    FAILURES.run(&built, &["--rust-program", &program.to_string_lossy()], words)
 }
 
 /// `cargo xtask chaos [--minutes M] [--seed S] [WORDS…]`. The worker is the one in Rust, which is started in no time;

@@ -5,6 +5,7 @@
 //! left to clippy, save one: that each unsafe block explains itself is worth hearing twice.
 
 mod arrows;
+mod clocks;
 mod code;
 mod documents;
 mod habits;
@@ -79,6 +80,7 @@ pub(crate) fn check() -> Result<Tally> {
     let packages = arrows::packages(&metadata)?;
     let mut complaints = arrows::check(&packages);
     for file in &tree.files {
+        complaints.extend(clocks::check(file));
         complaints.extend(habits::check(file));
         complaints.extend(lines::check(file));
         if file.is_rust() {

@@ -101,6 +101,6 @@ mod tests {
             "{table}"
         );
         assert!(table.contains("\n| beside | 1.0 | 0.0 |\n"), "{table}");
-        assert!(table.lines().last().unwrap().starts_with("| all | 0."), "{table}");
+        assert!(table.lines().last().unwrap().starts_with("| all | "), "{table}");
     }
 }
