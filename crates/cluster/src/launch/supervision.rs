@@ -246,11 +246,11 @@ impl Supervision {
             AgentReport::Withdrawn { epoch, rank } => self.rank_withdrew(host, epoch, rank, now),
             AgentReport::Overdue { epoch, missing } => {
                 let directives = self.gather.overdue(host, epoch, missing);
-                directives.into_iter().for_each(|(host, directive)| self.tell(host, directive, now));
+                self.answer_ranks_that_wait(directives, now);
             }
             AgentReport::Missing { epoch, ranks } => {
                 let directives = self.gather.counted(host, epoch, ranks);
-                directives.into_iter().for_each(|(host, directive)| self.tell(host, directive, now));
+                self.answer_ranks_that_wait(directives, now);
             }
             AgentReport::Silent { rank } => self.fail(host, Some(rank), What::Silent(self.settings.silence), now),
             AgentReport::Blamed { by, peer, cause } => {
@@ -427,6 +427,21 @@ impl Supervision {
     }
 
     /// Everybody has come and gets everything. What ranks have blamed each other for before is over.
+    /// Ranks that have waited long enough at the rendezvous fail because of those that are missing.
+    fn answer_ranks_that_wait(&mut self, directives: Vec<(usize, Directive)>, now: Instant) {
+        for (host, directive) in directives {
+            if let Directive::Refuse(missing) = &directive
+                && let Some(first) = missing.first()
+            {
+                let waiting = (0..self.ranks.len() as u32).filter(|rank| !missing.contains(rank));
+                for rank in waiting {
+                    self.blamed.entry(rank).or_insert((Some(*first), exit_report::never_came(*first)));
+                }
+            }
+            self.tell(host, directive, now);
+        }
+    }
+
     fn introduce(&mut self, everybody: Vec<Vec<u8>>) {
         self.blamed.clear();
         for host in 0..self.hosts.len() {

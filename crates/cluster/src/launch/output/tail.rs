@@ -24,7 +24,7 @@ impl Tail {
     /// Takes lines in.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         let pieces = bytes.split(|byte| matches!(byte, b'\n' | b'\r'));
-        for line in pieces.filter(|line| !line.iter().all(u8::is_ascii_whitespace)) {
+        for line in pieces.filter(|line| !line.iter().all(u8::is_ascii_whitespace) && !is_native_frame(line)) {
             let cut = &line[..line.len().min(MOST_LINE_BYTES)];
             let mut text = String::from_utf8_lossy(cut).into_owned();
             if cut.len() < line.len() {
@@ -59,6 +59,22 @@ impl Tail {
     }
 }
 
+/// Whether a line belongs to the native backtrace that PyTorch appends to the text of its errors. Twenty such lines
+/// would displace the error itself.
+fn is_native_frame(line: &[u8]) -> bool {
+    // With a process group, PyTorch marks lines of tracebacks: `[rank1]: `.
+    let marked = line.strip_prefix(b"[rank").and_then(|rest| {
+        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        rest[digits..].strip_prefix(b"]:")
+    });
+    let text = marked.unwrap_or(line).trim_ascii_start();
+    if marked.is_some() && text.is_empty() {
+        return true;
+    }
+    let begins = [&b"frame #"[..], b"<omitting python frames>", b"Exception raised from "];
+    begins.iter().any(|begin| text.starts_with(begin))
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -72,6 +88,18 @@ mod tests {
         tail.push(format!("ValueError: no\n{notice}\n").as_bytes());
         assert_eq!(tail.last(), Some("ValueError: no"));
         assert_eq!(tail.lines().count(), 2);
+    }
+
+    #[test]
+    fn native_frames_do_not_displace_the_error() {
+        for mark in ["", "[rank1]: "] {
+            let mut text = format!("{mark}DistNetworkError: no answer\n{mark}Exception raised from wait at a.cpp:1:\n");
+            (0..40).for_each(|number| text += &format!("{mark}frame #{number}: _start + 0x21\n"));
+            text += mark;
+            let mut tail = Tail::default();
+            tail.push(text.as_bytes());
+            assert_eq!(tail.last(), Some(format!("{mark}DistNetworkError: no answer").as_str()));
+        }
     }
 
     #[test]

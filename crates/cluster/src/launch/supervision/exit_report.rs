@@ -11,6 +11,11 @@ use crate::rendezvous::{FailureKind, FailureNotice};
 /// How the words begin by which a rank leaves the job (`farandole_plan::RankDeparture`), after its name.
 const DEPARTS: [&str; 4] = ["ended ", "left ", "raised ", "panicked"];
 
+/// What ranks at the rendezvous are told of one that is missing.
+pub(super) fn never_came(rank: u32) -> String {
+    format!("rank {rank} did not come to the rendezvous")
+}
+
 /// What a failed job failed of.
 enum Root<'a> {
     /// A failure that was reported.
@@ -46,7 +51,7 @@ impl Supervision {
         let first = self.failures.first()?;
         if let Some((rank, cause)) = self.blames(first.rank).last()
             && of(rank).is_none()
-            && let Some(words) = self.departure_in(rank, cause)
+            && let Some(words) = self.departure_in(rank, cause).or_else(|| self.unspoken(rank, cause))
         {
             return Some(Root::Seen { rank, words });
         }
@@ -54,12 +59,33 @@ impl Supervision {
         Some(Root::Failure(known.unwrap_or(first)))
     }
 
-    /// The words by which this rank has left the job, with its name, if these are such words.
+    /// The words by which this rank has left the job, with its name, if these are such words. The rank may not have
+    /// known its exit code when it left.
     fn departure_in(&self, rank: u32, cause: &str) -> Option<String> {
         let (of, rest) = cause.strip_prefix("rank ")?.split_once(' ')?;
         let is_departure = DEPARTS.iter().any(|verb| rest.starts_with(verb));
-        (of.parse() == Ok(rank) && is_departure && (rank as usize) < self.ranks.len())
-            .then(|| format!("{} {rest}", self.name_of(rank)))
+        if of.parse() != Ok(rank) || !is_departure {
+            return None;
+        }
+        let ended = self.ranks.get(rank as usize)?.ended;
+        let name = self.name_of(rank);
+        match (rest.strip_prefix("left the job"), ended) {
+            (Some(rest), Some(HowEnded::Exited(code))) => Some(format!("{name} ended (exit code {code}){rest}")),
+            _ => Some(format!("{name} {rest}")),
+        }
+    }
+
+    /// What is known of a rank that others blame and that has not reported a failure. It may have ended with exit code 0
+    /// without a word to its peers, which saw closed connections; or it never came to the rendezvous, and the last line
+    /// that it wrote says why.
+    fn unspoken(&self, rank: u32, cause: &str) -> Option<String> {
+        let state = self.ranks.get(rank as usize)?;
+        let name = self.name_of(rank);
+        if state.ended == Some(HowEnded::Exited(0)) {
+            return Some(format!("{name} ended (exit code 0) while other ranks needed it: {cause}"));
+        }
+        let words = state.tail.last().filter(|_| cause == never_came(rank))?;
+        Some(format!("{name} did not come to the rendezvous: {words}"))
     }
 
     /// What all ranks are told when the first failure is known. The rank that ended first may have followed another,

@@ -436,6 +436,57 @@ fn a_rank_that_left_with_exit_code_0_is_the_cause_in_any_order_of_ends() {
     }
 }
 
+/// A program in Rust leaves when its world is dropped, or calls `exit` without leaving.
+#[test]
+fn the_launcher_adds_the_exit_code_that_a_rank_did_not_know_when_it_left() {
+    for (cause, words) in [
+        (LEFT.replacen("ended (exit code 0)", "left the job", 1), LEFT.replacen("rank 1 ", "", 1)),
+        (
+            "rank 1 on h1 is gone (it closed the connection)".to_owned(),
+            "ended (exit code 0) while other ranks needed it: rank 1 on h1 is gone (it closed the connection)"
+                .to_owned(),
+        ),
+    ] {
+        for first in [0, 1] {
+            let mut story = Story::running(&[1, 1]);
+            story.hear(0, AgentReport::Blamed { by: 0, peer: Some(1), cause: cause.clone() });
+            for rank in [first, 1 - first] {
+                story.ended(rank, rank as u32, HowEnded::Exited(1 - rank as i32));
+            }
+            story.hear(0, AgentReport::Empty);
+            story.hear(1, AgentReport::Empty);
+            assert_eq!(story.last_line(), format!("rank 1 on h1 (pid 1001) {words}"));
+            assert_eq!(story.supervision.exit_code(), 1);
+        }
+    }
+}
+
+/// A rank that looks for the others at a wrong address gives up at the same moment as those that wait for it.
+#[test]
+fn a_rank_that_never_came_is_the_cause_if_it_failed() {
+    for (how, words) in [
+        (HowEnded::Exited(1), "rank 1 on h0 (pid 1001) ended with exit code 1 after 0.0 s: 127.0.0.9 has not answered"),
+        (HowEnded::Signalled(15), "rank 1 on h0 (pid 1001) did not come to the rendezvous: 127.0.0.9 has not answered"),
+        (
+            HowEnded::Exited(0),
+            "rank 1 on h0 (pid 1001) ended (exit code 0) while other ranks needed it: rank 1 did not come to the \
+             rendezvous",
+        ),
+    ] {
+        let mut story = Story::running(&[2]);
+        story.hear(0, AgentReport::Overdue { epoch: 0, missing: vec![1] });
+        let bytes = b"127.0.0.9 has not answered\n".to_vec();
+        story.hear(0, AgentReport::Output { rank: 1, stream: OutputStream::Stderr, bytes });
+        story.ended(0, 0, HowEnded::Exited(1));
+        if matches!(how, HowEnded::Signalled(_)) {
+            // It is slower to end than the others, and told to.
+            story.pass(SETTLE * 2, &[]);
+        }
+        story.ended(0, 1, how);
+        assert_eq!(story.last_line(), words);
+    }
+}
+
 #[test]
 fn a_rank_that_raised_is_the_cause_though_it_ends_when_all_were_told_to() {
     for how in [None, Some(HowEnded::Exited(3)), Some(HowEnded::Signalled(15))] {
