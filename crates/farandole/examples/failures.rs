@@ -6,9 +6,10 @@ use std::error::Error;
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::Duration;
 
-use farandole::{Pending, ReduceOp, World, init};
+use farandole::{Pending, ReduceOp, World};
 use rustix::process::{Signal, getpid, kill_process};
 
 const STEPS: u64 = 6;
@@ -116,12 +117,7 @@ fn evaluate(world: &World, fault: &Fault) -> Outcome {
     Ok(())
 }
 
-fn main() -> Outcome {
-    let fault = Fault::from_environment()?;
-    if fault.is("exit before init") {
-        std::process::exit(4);
-    }
-    let world = init()?;
+fn train(world: &World, fault: &Fault) -> Outcome {
     let root = usize::from(fault.is("other root"));
     world.named("weights").broadcast(vec![world.rank() as f32; 16], root)?.wait()?;
     let steps = if fault.is("fewer batches") { STEP } else { STEPS };
@@ -130,10 +126,18 @@ fn main() -> Outcome {
         if step == STEP {
             fault.strike()?;
         }
-        reduce(&world, &fault)?;
+        reduce(world, fault)?;
         if step == STEP {
-            evaluate(&world, &fault)?;
+            evaluate(world, fault)?;
         }
     }
     Ok(())
+}
+
+fn main() -> ExitCode {
+    let fault = Fault::from_environment().expect("the variables of a launcher");
+    if fault.is("exit before init") {
+        return ExitCode::from(4);
+    }
+    farandole::run(|world| train(world, &fault))
 }

@@ -31,7 +31,7 @@
 //! Tensors of any device come by way of host memory. There is no overlap with backward here: Candle hands out no
 //! gradient before it has computed all.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var, WithDType};
@@ -43,6 +43,7 @@ use half::{bf16, f16};
 use crate::agreement::agree;
 use crate::elastic::{ElasticState, WorldChange, joined, misfit, parted};
 use crate::error::{Error, Result};
+use crate::named::Submitter;
 use crate::parameter_check::{CheckSchedule, Depth, MatchedBy, ParameterList, sample_of};
 pub use crate::wire::Wire;
 use crate::wire::{self, average, heard, presence};
@@ -53,7 +54,7 @@ use crate::{Engine, wait_all};
 #[derive(Debug)]
 pub struct Averager {
     /// The world does not wait for its averagers to end.
-    engine: Weak<Engine>,
+    submitter: Submitter,
     alone: bool,
     wire: Wire,
     present_name: Arc<str>,
@@ -91,9 +92,8 @@ impl Averager {
         let present_name = format!("{prefix}.present").into();
         let compared_name = format!("{prefix}.compared");
         let checks = Mutex::new(CheckSchedule::new(world.engine().config().check_parameters, 0));
-        let engine = Arc::downgrade(world.shared_engine());
         let (alone, variables) = (world.size() == 1, variables?);
-        Ok(Averager { engine, alone, wire, present_name, compared_name, checks, variables })
+        Ok(Averager { submitter: world.submitter(), alone, wire, present_name, compared_name, checks, variables })
     }
 
     /// Replaces the gradients of the variables by their averages. All ranks call this once for each step.
@@ -109,8 +109,12 @@ impl Averager {
             return Ok(());
         }
         let ended = || Error::Parameters("the world of this averager has ended".to_owned());
-        let engine = self.engine.upgrade().ok_or_else(ended)?;
-        self.compare(&engine)?;
+        let engine = self.submitter.engine().ok_or_else(ended)?;
+        self.exchange(&engine, gradients).map_err(|error| self.submitter.report(error))
+    }
+
+    fn exchange(&self, engine: &Engine, gradients: &mut GradStore) -> Result<()> {
+        self.compare(engine)?;
         let mut present = Vec::with_capacity(self.variables.len());
         let mut trouble = None;
         let mut tickets = Vec::with_capacity(self.variables.len() + 1);

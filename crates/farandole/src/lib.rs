@@ -51,6 +51,7 @@ mod named;
 mod panic_words;
 pub mod parameter_check;
 mod records;
+mod run;
 mod sets;
 mod setup;
 #[cfg(any(feature = "burn", feature = "candle"))]
@@ -84,6 +85,7 @@ pub use farandole_trace::event::{Phase, RecoveryStage, StepFate, ThreadId};
 pub use farandole_trace::{Cycles, Edge, Event, PhaseGuard, Recorder};
 pub use farandole_transport::{Error as TransportError, JobId, Protection};
 pub use named::{Named, Pending};
+pub use run::{run, run_in};
 pub use sets::ProcessSet;
 pub use setup::{Setup, init};
 pub use world::World;

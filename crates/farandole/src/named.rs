@@ -34,17 +34,37 @@ impl Submitter {
         self.with(|engine| engine.group(group))
     }
 
-    fn submit(&self, submission: Submission) -> Result<Ticket> {
-        self.with(|engine| engine.submit(submission))
+    fn submit<R>(&self, submission: Submission, read: fn(Outcome) -> R) -> Result<Pending<R>> {
+        let ticket = self.with(|engine| engine.submit(submission))?;
+        Ok(Pending { ticket, read, reporter: self.reporter.clone() })
     }
 
     /// Nobody waits in here: the engine ends with its world.
     fn with<R>(&self, call: impl FnOnce(&Engine) -> farandole_engine::Result<R>) -> Result<R> {
-        let engine = self.engine.upgrade().ok_or(EngineError::ShutDown)?;
-        call(&engine).map_err(|error| match self.reporter.upgrade() {
-            Some(reporter) => reporter.report(error),
-            None => error.into(),
-        })
+        let engine = self.engine().ok_or(EngineError::ShutDown)?;
+        call(&engine).map_err(|error| reported(&self.reporter, error))
+    }
+
+    /// The engine, while the world exists.
+    pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
+        self.engine.upgrade()
+    }
+
+    /// Passes an error of a ticket on to the caller, as [`World::report`].
+    #[cfg(any(feature = "burn", feature = "candle"))]
+    pub(crate) fn report(&self, error: Error) -> Error {
+        match error {
+            Error::Engine(error) => reported(&self.reporter, error),
+            other => other,
+        }
+    }
+}
+
+/// The error for the caller. The launcher is told of it as long as the world exists.
+fn reported(reporter: &Weak<Reporter>, error: EngineError) -> Error {
+    match reporter.upgrade() {
+        Some(reporter) => reporter.report(error),
+        None => error.into(),
     }
 }
 
@@ -203,7 +223,7 @@ impl Named {
     fn without_memory<R>(self, collective: Collective, read: fn(Outcome) -> R) -> Result<Pending<R>> {
         let request = self.request(collective, Dtype::U8, vec![]);
         let submission = Submission::without_memory(request).in_group(self.group()?);
-        Ok(Pending { ticket: self.submitter.submit(submission)?, read })
+        self.submitter.submit(submission, read)
     }
 
     fn group(&self) -> Result<GroupId> {
@@ -231,7 +251,7 @@ impl Named {
         };
         let request = self.request(collective, T::DTYPE, shape).in_batch(batch);
         let submission = Submission::new(request, Region::from_vec(data)).in_group(self.group()?);
-        Ok(Pending { ticket: self.submitter.submit(submission)?, read })
+        self.submitter.submit(submission, read)
     }
 }
 
@@ -240,6 +260,8 @@ impl Named {
 pub struct Pending<R> {
     ticket: Ticket,
     read: fn(Outcome) -> R,
+    /// Tells the launcher which rank a failure is to be blamed on; gone with the world.
+    reporter: Weak<Reporter>,
 }
 
 impl<R> Pending<R> {
@@ -250,13 +272,15 @@ impl<R> Pending<R> {
 
     /// Waits for the result.
     pub fn wait(self) -> Result<R> {
-        Ok((self.read)(self.ticket.wait()?))
+        let outcome = self.ticket.wait().map_err(|error| reported(&self.reporter, error))?;
+        Ok((self.read)(outcome))
     }
 
     /// Waits for the result, but not for long. After [`EngineError::TimedOut`](crate::EngineError::TimedOut) the
     /// request is still under way.
     pub fn wait_for(&self, at_most: Duration) -> Result<R> {
-        Ok((self.read)(self.ticket.wait_for(at_most)?))
+        let outcome = self.ticket.wait_for(at_most).map_err(|error| reported(&self.reporter, error))?;
+        Ok((self.read)(outcome))
     }
 }
 

@@ -166,12 +166,6 @@ impl World {
         &self.engine
     }
 
-    /// The same for whoever may outlive the world and keeps a weak reference.
-    #[cfg(any(feature = "burn", feature = "candle"))]
-    pub(crate) fn shared_engine(&self) -> &Arc<Engine> {
-        &self.engine
-    }
-
     /// A number for names that must differ from call to call and be the same on all ranks: calls that all ranks make in
     /// the same order ask for it. The counter orders nothing else.
     #[cfg(any(feature = "burn", feature = "candle"))]

@@ -114,7 +114,7 @@ fn a_rank_without_a_gradient_is_told_as_such_and_not_as_one_with_other_names() {
     );
     assert_eq!(
         &*close(probe, Sight::Nothing).verdict,
-        "rank 1 has gone on to the next \"0.weight\" without \"0.bias\": if that is a gradient, rank 1 has none (its parameter \
+        "rank 1 has submitted the next \"0.weight\" but not \"0.bias\": if that is a gradient, rank 1 has none (its parameter \
          is frozen or unused there). Rank 0 has waited for \"0.bias\" for 64 s; rank 1 last finished \"0.weight\", 60 s ago."
     );
 }

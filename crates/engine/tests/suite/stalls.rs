@@ -168,7 +168,7 @@ fn a_rank_that_begins_the_next_step_without_a_request_is_told_as_such() {
         }
     });
     let finding = &of(&reports[0], "0.bias")[0].finding;
-    let cause = "rank 1 has gone on to the next \"2.bias\" without \"0.bias\": if that is a gradient, rank 1 has none";
+    let cause = "rank 1 has submitted the next \"2.bias\" but not \"0.bias\": if that is a gradient, rank 1 has none";
     assert!(finding.verdict.starts_with(cause), "{}", finding.verdict);
     assert!(!finding.text.contains("Is it the same tensor?"), "{}", finding.text);
 }

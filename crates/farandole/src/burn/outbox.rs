@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::burn::module::{Module, ModuleVisitor, Param, ParamId};
 use ::burn::optim::GradientsParams;
@@ -31,6 +31,7 @@ use super::parameters::{list, text};
 use super::staging::{self, float_dtype};
 use crate::agreement::agree;
 use crate::error::{Error, Result};
+use crate::named::Submitter;
 use crate::parameter_check::CheckSchedule;
 use crate::wire::{self, Wire};
 use crate::world::World;
@@ -46,7 +47,7 @@ pub struct Outbox {
 /// What all clones share.
 struct Office {
     /// The world may end while a layer still holds an outbox; it does not wait for that.
-    engine: Weak<Engine>,
+    submitter: Submitter,
     alone: bool,
     wire: Wire,
     passes_per_step: usize,
@@ -114,17 +115,7 @@ impl Outbox {
     /// # Errors
     /// [`Error::Parameters`] if the ranks have different modules.
     pub fn new<M: Module>(world: &World, module: &M, wire: Wire, passes_per_step: usize) -> Result<Outbox> {
-        Outbox::with_engine(world.shared_engine(), world.next_series(), module, wire, passes_per_step)
-    }
-
-    /// The same for an engine, with a number that no other outbox of this engine has, and that all ranks give.
-    pub(crate) fn with_engine<M: Module>(
-        engine: &Arc<Engine>,
-        series: usize,
-        module: &M,
-        wire: Wire,
-        passes_per_step: usize,
-    ) -> Result<Outbox> {
+        let (engine, series) = (world.engine(), world.next_series());
         let mut entries = list(module);
         entries.retain(|entry| entry.trained);
         let prefix = format!("gradient.{series}");
@@ -140,7 +131,7 @@ impl Outbox {
         let addresses = addresses?;
         let desk = Mutex::new(Desk::new(0, addresses.len()));
         let office = Office {
-            engine: Arc::downgrade(engine),
+            submitter: world.submitter(),
             alone: engine.size() == 1,
             wire,
             passes_per_step: passes_per_step.max(1),
@@ -195,6 +186,10 @@ impl Outbox {
     /// module is another one, or ranks are lost; [`Error::Overflow`], on all ranks, if gradients do not fit
     /// [`Wire::F16`].
     pub fn collect<M: Module>(&self, module: &M, gradients: GradientsParams) -> Result<GradientsParams> {
+        self.averaged(module, gradients).map_err(|error| self.office.submitter.report(error))
+    }
+
+    fn averaged<M: Module>(&self, module: &M, gradients: GradientsParams) -> Result<GradientsParams> {
         self.office.compare(module)?;
         let mut closing = Closing { office: &self.office, gradients, seen: vec![false; self.office.addresses.len()] };
         module.visit(&mut closing);
@@ -251,7 +246,7 @@ impl Office {
     }
 
     fn engine(&self) -> Result<Arc<Engine>> {
-        self.engine.upgrade().ok_or_else(|| Error::Parameters("the world of this outbox has ended".to_owned()))
+        self.submitter.engine().ok_or_else(|| Error::Parameters("the world of this outbox has ended".to_owned()))
     }
 
     /// Adds a part to a parameter's gradient.

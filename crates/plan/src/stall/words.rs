@@ -175,7 +175,7 @@ fn omitted(omission: &Omission, places: &Places<'_>) -> String {
     let Omission { name, rank, instead } = omission;
     let rank = places.world(*rank);
     format!(
-        "rank {rank} has gone on to the next {instead:?} without {name:?}: if that is a gradient, rank {rank} has none (its parameter \
+        "rank {rank} has submitted the next {instead:?} but not {name:?}: if that is a gradient, rank {rank} has none (its parameter \
          is frozen or unused there)."
     )
 }
