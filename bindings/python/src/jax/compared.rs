@@ -5,6 +5,9 @@
 //! name have one count of steps, and threads take their turns, in the order of the calls, which is the same on all
 //! ranks.
 //!
+//! Comparing continues after a difference was found; only the warning is not repeated. Ranks find a difference at
+//! different times, so a rank that stopped comparing would let others wait for it.
+//!
 //! On a GPU the call waits until its stream has come so far and copies samples to the host.
 //!
 //! This is an unsafe module: it reads the memory of operands, which XLA keeps until the call returns.
@@ -39,7 +42,13 @@ static LAST: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
 
 struct Counts {
     job: Weak<Job>,
-    by_call: Option<HashMap<(Arc<str>, GroupId), CheckSchedule>>,
+    by_call: Option<HashMap<(Arc<str>, GroupId), Call>>,
+}
+
+/// The calls of one name in one group.
+struct Call {
+    schedule: CheckSchedule,
+    has_warned: bool,
 }
 
 /// Copies memory of a device, from this address on.
@@ -53,11 +62,12 @@ pub(super) fn due(job: &Arc<Job>, call: &Arc<str>, group: GroupId) -> Option<Due
     }
     let engine = job.world.engine();
     let by_call = counts.by_call.get_or_insert_default();
-    let schedule = by_call.entry((Arc::clone(call), group)).or_insert_with(|| {
+    let call = by_call.entry((Arc::clone(call), group)).or_insert_with(|| {
         let is_alone = engine.group(group).is_ok_and(|members| members.len() == 1);
-        CheckSchedule::new(if is_alone { Some(0) } else { engine.config().check_parameters }, 0)
+        let every = if is_alone { Some(0) } else { engine.config().check_parameters };
+        Call { schedule: CheckSchedule::new(every, 0), has_warned: false }
     });
-    schedule.next_step()
+    call.schedule.next_step()
 }
 
 /// Compares parameters with these names, which lie in host memory, or are read from a device.
@@ -125,10 +135,13 @@ fn with_other_ranks(
         Ok(region.expect("invariant: it was lent as a vector"))
     };
     if let Some(found) = list.compare_by(NAME, &members, place.index(), allreduce)? {
-        if let Some(schedule) = lock(&COUNTS).by_call.as_mut().and_then(|all| all.get_mut(&(Arc::clone(call), group))) {
-            schedule.end();
+        let mut counts = lock(&COUNTS);
+        let call = counts.by_call.as_mut().and_then(|all| all.get_mut(&(Arc::clone(call), group)));
+        let has_warned = call.is_some_and(|call| std::mem::replace(&mut call.has_warned, true));
+        drop(counts);
+        if !has_warned {
+            found.warn(due, REMEDY);
         }
-        found.warn(due, REMEDY);
     }
     Ok(())
 }
