@@ -13,6 +13,7 @@ raise `SystemExit` itself, or have looked `sys.exit` up before this module was i
 from __future__ import annotations
 
 import builtins
+import re
 import sys
 import threading
 from types import FrameType, TracebackType
@@ -34,6 +35,9 @@ _reported: Optional[tuple[int, BaseException]] = None
 """Exit code and exception of a function that was called for a launcher, which has caught the exception."""
 
 _original_exit = sys.exit
+
+_WORKER_ERROR = re.compile(r"Caught \w+ in ([^\n]*?)\.?\nOriginal Traceback ")
+"""How PyTorch begins the text of an exception of a DataLoader's worker. Its last line has the cause."""
 
 _is_unseen_exit_possible = False
 """Whether the program may have looked `sys.exit` up before this module was imported."""
@@ -133,6 +137,9 @@ def _raised(error: BaseException) -> str:
     except Exception:
         text = ""
     name = type(error).__name__
+    of_worker = _WORKER_ERROR.match(text)
+    if of_worker is not None:
+        return f"raised {text.splitlines()[-1].strip()} (in {of_worker[1]})"
     return f"raised {name}: {text}" if text else f"raised {name}"
 
 
