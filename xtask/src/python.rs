@@ -33,7 +33,7 @@ const PACKAGE: &str = "bindings/python";
 
 /// The longest that all tests of one job may take, in seconds. Each test has a deadline of its own; this one is for
 /// what goes wrong outside of them.
-const JOB_DEADLINE: &str = "1500";
+const JOB_DEADLINE: &str = "3600";
 
 /// A folder of tests, and how it is run.
 struct Suite {

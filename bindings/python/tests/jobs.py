@@ -71,7 +71,7 @@ def run_job(
     ranks: int,
     script: str,
     *,
-    seconds: float = 45,
+    seconds: float = 200,
     flags: Sequence[str] = (),
     arguments: Sequence[str] = (),
     threads: int = 1,

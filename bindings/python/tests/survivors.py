@@ -28,7 +28,7 @@ import farandole.torch as hvd
 import farandole.torch.distributed
 
 CAUGHT = 7
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 120
 FAULT_STEP = 3
 STEPS = 6
 

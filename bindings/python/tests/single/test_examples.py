@@ -17,7 +17,7 @@ SCRIPTS = sorted(
     path.name for prefix in ("jax", "pytorch", "tensorflow", "keras") for path in EXAMPLES.glob(f"{prefix}*_*.py")
 )
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 # TensorFlow says much at its start, and takes threads for all cores in every rank.
@@ -29,7 +29,7 @@ ENVIRONMENT.update(
 def run_example(name: str, *flags: str) -> str:
     """What the two ranks of an example print, without the marks of the launcher."""
     words = [command(), "run", "-np", "2", "--no-prefix", sys.executable, str(EXAMPLES / name), *flags]
-    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -245,7 +245,7 @@ def test_a_study_takes_the_benchmark_of_networks_as_its_command(tmp_path: pathli
     script = f"{sys.executable} {EXAMPLES / 'tensorflow_benchmark.py'} --short --model {{model}}"
     flags = ["--ranks", "2", "--models", "alexnet", "--batch", "2", "--repeats", "1", "--out", str(tmp_path / "study")]
     words = [command(), "study", "models", *flags, "--command", script]
-    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     header, line = (row.split(",") for row in (tmp_path / "study" / "study.csv").read_text().splitlines())
     found = dict(zip(header, line, strict=True))
@@ -273,7 +273,7 @@ def test_every_example_explains_itself(kinds: tuple[str, ...]) -> None:
     process: both bring LLVM."""
     names = [name for name in SCRIPTS if name.startswith(kinds)]
     words = [sys.executable, "-c", EXPLAIN, str(EXAMPLES), *names]
-    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=280)
     explained = re.split(r" ended with 0\n", done.stdout)
     assert done.returncode == 0 and len(explained) == len(names) + 1, f"{done.stdout}\n{done.stderr}"
     for text in explained[:-1]:

@@ -15,7 +15,7 @@ import textwrap
 import pytest
 from jobs import PACKAGE, run_job
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 # TensorFlow takes seconds to load, and longer where many processes do so at once.
 SECONDS = 120
