@@ -20,6 +20,7 @@ mod memcheck;
 mod miri;
 mod model;
 mod network;
+mod other_version;
 mod page;
 mod peers;
 mod python;

@@ -17,6 +17,7 @@
 
 use anyhow::Result;
 
+use crate::other_version;
 use crate::python::{self, Built, Profile};
 use crate::scope::Scope;
 use crate::shell::Shell;
@@ -120,7 +121,10 @@ pub(crate) fn failures(words: &[String]) -> Result<()> {
     let built = prepare()?;
     Shell::cargo(&["build", "--release", "-p", "farandole", "--example", "failures"]).run()?;
     let program = tools::target_dir().join("release/examples/failures");
-    FAILURES.run(&built, &["--rust-program", &program.to_string_lossy()], words)
+    let other = other_version::build()?;
+    let own = ["--rust-program", &*program.to_string_lossy(), "--other-package", &*other.package.to_string_lossy()];
+    let own = [&own[..], &["--other-program", &*other.program.to_string_lossy()]].concat();
+    FAILURES.run(&built, &own, words)
 }
 
 /// `cargo xtask chaos [--minutes M] [--seed S] [WORDS…]`. The worker is the one in Rust, which is started in no time;

@@ -43,9 +43,6 @@ def strike_before_init() -> None:
         import a_package_that_is_missing  # noqa: F401
     if is_struck("exit before init"):
         sys.exit(4)
-    if is_struck("wrong address"):
-        # An address of this machine at which nothing listens.
-        os.environ["MASTER_ADDR"] = "127.0.0.9"
 
 
 def strike(step: int) -> None:
