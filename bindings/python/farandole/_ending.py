@@ -37,7 +37,16 @@ _reported: Optional[tuple[int, BaseException]] = None
 _original_exit = sys.exit
 
 _WORKER_ERROR = re.compile(r"Caught \w+ in ([^\n]*?)\.?\nOriginal Traceback ")
-"""How PyTorch begins the text of an exception of a DataLoader's worker. Its last line has the cause."""
+"""How PyTorch begins the text of an exception of a DataLoader's worker."""
+
+_GRAPH_ERROR = "Graph execution error:"
+"""How TensorFlow begins the text of an exception within a compiled function."""
+
+_GRAPH_NOTES = ("Detected at node", "<stack traces", "Traceback ")
+"""How lines begin in which TensorFlow says where the exception comes from."""
+
+_ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b")
+"""How the last line of a traceback begins."""
 
 _is_unseen_exit_possible = False
 """Whether the program may have looked `sys.exit` up before this module was imported."""
@@ -137,10 +146,22 @@ def _raised(error: BaseException) -> str:
     except Exception:
         text = ""
     name = type(error).__name__
-    of_worker = _WORKER_ERROR.match(text)
-    if of_worker is not None:
-        return f"raised {text.splitlines()[-1].strip()} (in {of_worker[1]})"
+    inner = _cause_within(text)
+    if inner is not None:
+        return f"raised {inner}"
     return f"raised {name}: {text}" if text else f"raised {name}"
+
+
+def _cause_within(text: str) -> Optional[str]:
+    """The exception that a framework has wrapped with its traceback in the text of its own; `None` for other texts."""
+    of_worker = _WORKER_ERROR.match(text)
+    if of_worker is None and not text.startswith(_GRAPH_ERROR):
+        return None
+    lines = [line.rstrip() for line in text.splitlines()[1:]]
+    errors = [line for line in lines if _ERROR_LINE.match(line)]
+    others = [line for line in lines if line and not line[0].isspace() and not line.startswith(_GRAPH_NOTES)]
+    found = (errors or others)[-1:]
+    return found[0] + (f" (in {of_worker[1]})" if of_worker else "") if found else None
 
 
 def _uncaught_exception() -> Optional[BaseException]:

@@ -13,6 +13,7 @@ import textwrap
 import pytest
 
 import jobs
+from farandole import _ending
 from farandole.launch import RankFailed, run
 
 SCRIPT = """
@@ -210,3 +211,29 @@ def test_run_names_a_rank_whose_function_exits() -> None:
     with pytest.raises(RankFailed, match=r"rank 1 on localhost .* ended \(exit code 0\) after 1 collective") as failed:
         run(exits, num_proc=2)
     assert failed.value.rank == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "Caught FileNotFoundError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+            '  File "x.py", line 1, in <module>\nFileNotFoundError: [Errno 2] no such file: "17.jpg"\n',
+            'raised FileNotFoundError: [Errno 2] no such file: "17.jpg" (in DataLoader worker process 0)',
+        ),
+        (
+            "Graph execution error:\n\nDetected at node PyFunc defined at (most recent call last):\n"
+            '<stack traces unavailable>\nKeyError: "label"\nTraceback (most recent call last):\n\n  File "x.py"\n\n'
+            'KeyError: "label"\n\n\t [[{{node PyFunc}}]]',
+            'raised KeyError: "label"',
+        ),
+        (
+            "Graph execution error:\n\nDetected at node Add defined at (most recent call last):\n"
+            "<stack traces unavailable>\nIncompatible shapes: [2] vs. [3]\n\t [[{{node Add}}]]",
+            "raised Incompatible shapes: [2] vs. [3]",
+        ),
+        ("two\nlines", "raised RuntimeError: two\nlines"),
+    ],
+)
+def test_exceptions_that_a_framework_has_wrapped_are_named_themselves(text: str, said: str) -> None:
+    assert _ending._raised(RuntimeError(text)) == said

@@ -24,7 +24,7 @@ impl Tail {
     /// Takes lines in.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         let pieces = bytes.split(|byte| matches!(byte, b'\n' | b'\r'));
-        for line in pieces.filter(|line| !line.iter().all(u8::is_ascii_whitespace) && !is_native_frame(line)) {
+        for line in pieces.filter(|line| !line.iter().all(u8::is_ascii_whitespace) && !says_no_cause(line)) {
             let cut = &line[..line.len().min(MOST_LINE_BYTES)];
             let mut text = String::from_utf8_lossy(cut).into_owned();
             if cut.len() < line.len() {
@@ -59,9 +59,9 @@ impl Tail {
     }
 }
 
-/// Whether a line belongs to the native backtrace that PyTorch appends to the text of its errors. Twenty such lines
-/// would displace the error itself.
-fn is_native_frame(line: &[u8]) -> bool {
+/// Whether a line belongs to the native backtrace that PyTorch appends to the text of its errors, or to JAX's note on
+/// filtered tracebacks. Twenty such lines would displace the error itself.
+fn says_no_cause(line: &[u8]) -> bool {
     // With a process group, PyTorch marks lines of tracebacks: `[rank1]: `.
     let marked = line.strip_prefix(b"[rank").and_then(|rest| {
         let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -71,7 +71,13 @@ fn is_native_frame(line: &[u8]) -> bool {
     if marked.is_some() && text.is_empty() {
         return true;
     }
-    let begins = [&b"frame #"[..], b"<omitting python frames>", b"Exception raised from "];
+    let begins = [
+        &b"frame #"[..],
+        b"<omitting python frames>",
+        b"Exception raised from ",
+        b"--------------------",
+        b"For simplicity, JAX has removed its internal frames",
+    ];
     begins.iter().any(|begin| text.starts_with(begin))
 }
 
@@ -91,10 +97,11 @@ mod tests {
     }
 
     #[test]
-    fn native_frames_do_not_displace_the_error() {
+    fn native_frames_and_notes_do_not_displace_the_error() {
         for mark in ["", "[rank1]: "] {
             let mut text = format!("{mark}DistNetworkError: no answer\n{mark}Exception raised from wait at a.cpp:1:\n");
             (0..40).for_each(|number| text += &format!("{mark}frame #{number}: _start + 0x21\n"));
+            text += &format!("{mark}--------------------\n{mark}For simplicity, JAX has removed its internal frames\n");
             text += mark;
             let mut tail = Tail::default();
             tail.push(text.as_bytes());
