@@ -122,8 +122,9 @@ pub(crate) fn failures(words: &[String]) -> Result<()> {
     Shell::cargo(&["build", "--release", "-p", "farandole", "--example", "failures"]).run()?;
     let program = tools::target_dir().join("release/examples/failures");
     let other = other_version::build()?;
-    let own = ["--rust-program", &*program.to_string_lossy(), "--other-package", &*other.package.to_string_lossy()];
-    let own = [&own[..], &["--other-program", &*other.program.to_string_lossy()]].concat();
+    let paths = [program, other.package, other.program].map(|path| path.to_string_lossy().into_owned());
+    let [program, package, earlier] = paths.each_ref();
+    let own = ["--rust-program", program, "--other-package", package, "--other-program", earlier];
     FAILURES.run(&built, &own, words)
 }
 

@@ -223,8 +223,8 @@ def run(launcher: str, program: list[str], fault: str, others: dict[str, str]) -
         logs = {path.stem: path.read_text(errors="replace") for path in sorted(pathlib.Path(folder).glob("*.log"))}
         whole = output + "".join(f"--- rank {rank}\n{log}" for rank, log in logs.items())
         said = logs.get(survivor, "")
-        # A survivor that the launcher ended at once has written nothing: then the whole output is judged.
-        return Outcome(process.returncode, said or whole, whole, said)
+        # A survivor that the launcher ended at once has no error of its own: then the whole output is judged.
+        return Outcome(process.returncode, said if "Error" in said else whole, whole, said)
 
 
 def cases(only: list[str]) -> Iterator[tuple[str, str, str]]:

@@ -59,8 +59,8 @@ impl Tail {
     }
 }
 
-/// Whether a line belongs to the native backtrace that PyTorch appends to the text of its errors, or to JAX's note on
-/// filtered tracebacks. Twenty such lines would displace the error itself.
+/// Whether a line belongs to the native backtrace that PyTorch appends to the text of its errors, to the list of nodes
+/// that TensorFlow appends, or to JAX's note on filtered tracebacks. Twenty such lines would displace the error itself.
 fn says_no_cause(line: &[u8]) -> bool {
     // With a process group, PyTorch marks lines of tracebacks: `[rank1]: `.
     let marked = line.strip_prefix(b"[rank").and_then(|rest| {
@@ -75,6 +75,7 @@ fn says_no_cause(line: &[u8]) -> bool {
         &b"frame #"[..],
         b"<omitting python frames>",
         b"Exception raised from ",
+        b"[[",
         b"--------------------",
         b"For simplicity, JAX has removed its internal frames",
     ];
@@ -102,7 +103,7 @@ mod tests {
             let mut text = format!("{mark}DistNetworkError: no answer\n{mark}Exception raised from wait at a.cpp:1:\n");
             (0..40).for_each(|number| text += &format!("{mark}frame #{number}: _start + 0x21\n"));
             text += &format!("{mark}--------------------\n{mark}For simplicity, JAX has removed its internal frames\n");
-            text += mark;
+            text += &format!("\t [[{{{{node PyFunc}}}}]]\n{mark}");
             let mut tail = Tail::default();
             tail.push(text.as_bytes());
             assert_eq!(tail.last(), Some(format!("{mark}DistNetworkError: no answer").as_str()));
