@@ -10,7 +10,7 @@ use super::input_args::InputArgs;
 use super::ledger::Workload;
 use super::planes;
 use super::point::numbers;
-use super::sweep::{Axes, Kind};
+use super::sweep::{Axes, StudyKind};
 
 /// Measure how throughput depends on ranks, batch, threads, model, precision, plane, storage, format or loader, with
 /// real jobs.
@@ -34,7 +34,7 @@ A script says how fast it is with lines `throughput: 812.4 samples/s` (one rank,
 pub(crate) struct StudyArgs {
     /// What is varied
     #[arg(value_enum, value_name = "KIND")]
-    pub(super) kind: Kind,
+    pub(super) kind: StudyKind,
 
     #[command(flatten)]
     pub(super) input: InputArgs,
@@ -142,7 +142,7 @@ const BATCHES: &str = "4,8,16,32,64";
 impl StudyArgs {
     /// Refuses flags that mean nothing in a study of this kind.
     fn refuse_what_would_be_ignored(&self) -> Result<()> {
-        use Kind::{Batch, Planes, Strong, Threads};
+        use StudyKind::{Batch, Planes, Strong, Threads};
         let divides = matches!(self.kind, Strong | Threads);
         for (flag, given, used, instead) in [
             ("--batches", self.batches.is_some(), self.kind == Batch, "--batch has the one batch of all points"),
@@ -215,15 +215,15 @@ impl StudyArgs {
         ensure!(cores > 0, "--cores 0: nothing would be measured");
         let ranks = match (&self.ranks, self.kind) {
             (Some(list), _) => numbers(list)?,
-            (None, Kind::Batch | Kind::Precision) => vec![cores_here.max(1)],
-            (None, Kind::Threads) => Vec::new(),
-            (None, Kind::Planes) => vec![PLANES_RANKS],
-            (None, Kind::Storage | Kind::Format | Kind::Loader) => vec![1],
+            (None, StudyKind::Batch | StudyKind::Precision) => vec![cores_here.max(1)],
+            (None, StudyKind::Threads) => Vec::new(),
+            (None, StudyKind::Planes) => vec![PLANES_RANKS],
+            (None, StudyKind::Storage | StudyKind::Format | StudyKind::Loader) => vec![1],
             (None, _) => doublings(cores_here),
         };
         let most = *ranks.last().unwrap_or(&1);
         let batches = match self.kind {
-            Kind::Batch => numbers(self.batches.as_deref().unwrap_or(BATCHES))?,
+            StudyKind::Batch => numbers(self.batches.as_deref().unwrap_or(BATCHES))?,
             _ => vec![batch],
         };
         let several = |given: &[String], all: &[&str], varied: bool| -> Vec<String> {
@@ -234,8 +234,8 @@ impl StudyArgs {
                 (true, false) => own(&all[..1]),
             }
         };
-        let mut models = several(&self.model, &MODELS, self.kind == Kind::Models);
-        if self.model.is_empty() && self.kind != Kind::Models {
+        let mut models = several(&self.model, &MODELS, self.kind == StudyKind::Models);
+        if self.model.is_empty() && self.kind != StudyKind::Models {
             let alone = self.kind.is_input() && !self.input.in_training;
             let name = if alone {
                 "pipeline"
@@ -246,18 +246,18 @@ impl StudyArgs {
             };
             models = vec![name.to_owned()];
         }
-        let precisions = several(&self.precision, &PRECISIONS, self.kind == Kind::Precision);
+        let precisions = several(&self.precision, &PRECISIONS, self.kind == StudyKind::Precision);
         ensure!(
-            self.kind == Kind::Models || models.len() == 1,
+            self.kind == StudyKind::Models || models.len() == 1,
             "--model: only a study of models has several ({})",
             models.join(", ")
         );
         ensure!(
-            self.kind == Kind::Precision || precisions.len() == 1,
+            self.kind == StudyKind::Precision || precisions.len() == 1,
             "--precision: only a study of precision has several"
         );
         planes::check(&self.planes)?;
-        let divided = if self.kind == Kind::Threads { cores } else { most };
+        let divided = if self.kind == StudyKind::Threads { cores } else { most };
         let total_batch = self.total_batch.unwrap_or(batch * divided);
         ensure!(total_batch > 0, "--total-batch 0: nothing would be measured");
         Ok(Axes {

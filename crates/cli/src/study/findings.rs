@@ -13,14 +13,14 @@ use super::input::{self, InputFigures};
 use super::input_findings;
 use super::ledger::{Measured, Run, RunOutcome};
 use super::planes::{self, Column, Messages};
-use super::point::Point;
-use super::sweep::{self, Axes, Kind};
+use super::point::StudyPoint;
+use super::sweep::{self, Axes, StudyKind};
 use super::throughput::median;
 
 /// What is known of one point.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
-    pub(crate) point: Point,
+    pub(crate) point: StudyPoint,
     /// Throughput of each run that was measured, in the order of the repeats.
     pub(crate) runs: Vec<f64>,
     /// Their median; none where no run was measured.
@@ -68,7 +68,7 @@ impl Row {
 /// All rows, and what they come to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Findings {
-    pub(crate) kind: Kind,
+    pub(crate) kind: StudyKind,
     /// What is counted, such as `samples`.
     pub(crate) unit: String,
     pub(crate) rows: Vec<Row>,
@@ -90,7 +90,7 @@ const OFF: f64 = 0.1;
 
 impl Findings {
     /// Looks at all runs.
-    pub(crate) fn of(axes: &Axes, points: &[Point], runs: &[Run]) -> Result<Findings> {
+    pub(crate) fn of(axes: &Axes, points: &[StudyPoint], runs: &[Run]) -> Result<Findings> {
         let mut rows: Vec<Row> = points.iter().map(|point| row(point, runs)).collect();
         for position in 0..rows.len() {
             let base = sweep::baseline(axes, points, position)?;
@@ -137,7 +137,7 @@ impl Findings {
                 .then(|| format!("Operations by size, {ranks}\n{}", planes::messages(&columns, &self.unit)))
         };
         let tables: Vec<String> = self.by_ranks().iter().filter_map(table).collect();
-        (self.kind == Kind::Planes && !tables.is_empty()).then(|| tables.join("\n"))
+        (self.kind == StudyKind::Planes && !tables.is_empty()).then(|| tables.join("\n"))
     }
 
     fn best(&self) -> Option<&Row> {
@@ -151,7 +151,7 @@ impl Findings {
         let unit = &self.unit;
         let fastest = best.median.unwrap_or_default();
         match self.kind {
-            Kind::Weak | Kind::Strong => {
+            StudyKind::Weak | StudyKind::Strong => {
                 let (ranks, word) = (counted(last.point.ranks, "rank"), self.kind.word());
                 let does = if last.point.ranks == 1 { "does" } else { "do" };
                 match (last.speedup, last.efficiency) {
@@ -167,7 +167,7 @@ impl Findings {
                     }
                 }
             }
-            Kind::Batch => {
+            StudyKind::Batch => {
                 let (batch, place) = (point.batch, self.on_ranks(best));
                 let knee = |rows: &Vec<&Row>| Some((knee_of(rows)?, counted(rows[0].point.ranks, "rank")));
                 let knees: Vec<(usize, String)> = self.by_ranks().iter().filter_map(knee).collect();
@@ -180,23 +180,23 @@ impl Findings {
                 };
                 format!("{enough}; the best is {fastest:.0} {unit}/s at {batch}{place}")
             }
-            Kind::Threads => format!(
+            StudyKind::Threads => format!(
                 "{} × {} is the best layout: {fastest:.0} {unit}/s",
                 counted(point.ranks, "rank"),
                 counted(point.threads, "thread")
             ),
-            Kind::Precision | Kind::Planes => {
+            StudyKind::Precision | StudyKind::Planes => {
                 let fastest = |rows: &Vec<&Row>| -> Option<String> {
                     let best = fastest_of(rows)?;
                     let (per_s, ranks) = (best.median.unwrap_or_default(), self.on_ranks(best));
-                    let of_plane = self.kind == Kind::Planes;
+                    let of_plane = self.kind == StudyKind::Planes;
                     let name = if of_plane { &best.point.plane } else { &best.point.precision };
                     Some(format!("{name} is fastest{ranks}: {per_s:.0} {unit}/s"))
                 };
                 self.by_ranks().iter().filter_map(fastest).collect::<Vec<_>>().join("; ")
             }
-            Kind::Storage | Kind::Format | Kind::Loader => input_findings::headline(self),
-            Kind::Models => {
+            StudyKind::Storage | StudyKind::Format | StudyKind::Loader => input_findings::headline(self),
+            StudyKind::Models => {
                 let beyond: Vec<&&Row> =
                     measured.iter().filter(|row| !row.baseline && row.efficiency.is_some()).collect();
                 let by = |row: &&&&Row| row.efficiency.unwrap_or(0.0);
@@ -241,7 +241,7 @@ impl Findings {
 
     fn say_more(&self) -> Vec<String> {
         let mut sentences: Vec<String> = self.share.iter().map(Share::sentence).collect();
-        if self.kind == Kind::Batch {
+        if self.kind == StudyKind::Batch {
             let time = |row: &&Row| Some((row.point.batch as f64, row.point.total_batch() as f64 / row.median?));
             for rows in self.by_ranks() {
                 let points: Vec<(f64, f64)> = rows.iter().filter_map(time).collect();
@@ -298,15 +298,15 @@ fn knee_of(rows: &[&Row]) -> Option<usize> {
 }
 
 /// What distinguishes a point from others of its study.
-pub(crate) fn label(kind: Kind, point: &Point) -> String {
+pub(crate) fn label(kind: StudyKind, point: &StudyPoint) -> String {
     match kind {
-        Kind::Weak | Kind::Strong => counted(point.ranks, "rank"),
-        Kind::Batch => format!("batch {} on {}", point.batch, counted(point.ranks, "rank")),
-        Kind::Threads => format!("{} × {}", counted(point.ranks, "rank"), counted(point.threads, "thread")),
-        Kind::Models => format!("{} on {}", point.model, counted(point.ranks, "rank")),
-        Kind::Precision => format!("{} on {}", point.precision, counted(point.ranks, "rank")),
-        Kind::Planes => format!("{} on {}", point.plane, counted(point.ranks, "rank")),
-        Kind::Storage | Kind::Format | Kind::Loader => {
+        StudyKind::Weak | StudyKind::Strong => counted(point.ranks, "rank"),
+        StudyKind::Batch => format!("batch {} on {}", point.batch, counted(point.ranks, "rank")),
+        StudyKind::Threads => format!("{} × {}", counted(point.ranks, "rank"), counted(point.threads, "thread")),
+        StudyKind::Models => format!("{} on {}", point.model, counted(point.ranks, "rank")),
+        StudyKind::Precision => format!("{} on {}", point.precision, counted(point.ranks, "rank")),
+        StudyKind::Planes => format!("{} on {}", point.plane, counted(point.ranks, "rank")),
+        StudyKind::Storage | StudyKind::Format | StudyKind::Loader => {
             point.input.as_ref().map_or_else(String::new, |input| input::label(kind, input))
         }
     }
@@ -323,7 +323,7 @@ fn measured(run: &Run) -> Option<&Measured> {
     }
 }
 
-fn row(point: &Point, runs: &[Run]) -> Row {
+fn row(point: &StudyPoint, runs: &[Run]) -> Row {
     let own: Vec<&Run> = runs.iter().filter(|run| run.point == *point).collect();
     let all: Vec<&Measured> = own.iter().filter_map(|run| measured(run)).collect();
     let values: Vec<f64> = all.iter().map(|measured| measured.per_s).collect();
@@ -383,10 +383,10 @@ fn outliers(values: &[f64]) -> Vec<usize> {
     distances.iter().enumerate().filter(|(_, distance)| far(distance)).map(|(position, _)| position).collect()
 }
 
-fn share(kind: Kind, rows: &[Row]) -> Option<Share> {
+fn share(kind: StudyKind, rows: &[Row]) -> Option<Share> {
     let law = match kind {
-        Kind::Strong => Law::Amdahl,
-        Kind::Weak => Law::Gustafson,
+        StudyKind::Strong => Law::Amdahl,
+        StudyKind::Weak => Law::Gustafson,
         _ => return None,
     };
     let base = rows.iter().find(|row| row.baseline)?.point.ranks as f64;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn axes(kind: Kind) -> Axes {
+fn axes(kind: StudyKind) -> Axes {
     Axes {
         kind,
         models: vec!["m".into()],
@@ -18,8 +18,8 @@ fn axes(kind: Kind) -> Axes {
     }
 }
 
-fn runs(points: &[Point], values: &[&[f64]]) -> Vec<Run> {
-    let run = |point: &Point, repeat: usize, per_s: f64| Run {
+fn runs(points: &[StudyPoint], values: &[&[f64]]) -> Vec<Run> {
+    let run = |point: &StudyPoint, repeat: usize, per_s: f64| Run {
         point: point.clone(),
         repeat,
         seconds: 1.0,
@@ -32,13 +32,13 @@ fn runs(points: &[Point], values: &[&[f64]]) -> Vec<Run> {
             input: None,
         }),
     };
-    let of_point = |(point, values): (&Point, &&[f64])| -> Vec<Run> {
+    let of_point = |(point, values): (&StudyPoint, &&[f64])| -> Vec<Run> {
         values.iter().enumerate().map(|(repeat, &value)| run(point, repeat, value)).collect()
     };
     points.iter().zip(values).flat_map(of_point).collect()
 }
 
-fn findings(kind: Kind, values: &[&[f64]]) -> Findings {
+fn findings(kind: StudyKind, values: &[&[f64]]) -> Findings {
     let axes = axes(kind);
     let points = sweep::points(&axes).unwrap();
     Findings::of(&axes, &points, &runs(&points, values)).unwrap()
@@ -46,7 +46,7 @@ fn findings(kind: Kind, values: &[&[f64]]) -> Findings {
 
 #[test]
 fn speed_up_and_efficiency_are_relative_to_the_baseline() {
-    let findings = findings(Kind::Weak, &[&[100.0, 90.0, 110.0], &[180.0], &[340.0]]);
+    let findings = findings(StudyKind::Weak, &[&[100.0, 90.0, 110.0], &[180.0], &[340.0]]);
     assert_eq!(findings.rows[0].median, Some(100.0));
     assert!((findings.rows[0].spread - 0.2).abs() < 1e-12);
     assert_eq!(findings.rows[1].speedup, Some(1.8));
@@ -62,19 +62,19 @@ fn speed_up_and_efficiency_are_relative_to_the_baseline() {
 
 #[test]
 fn without_a_baseline_nothing_is_called_efficient() {
-    let weak = findings(Kind::Weak, &[&[], &[180.0], &[340.0]]);
+    let weak = findings(StudyKind::Weak, &[&[], &[180.0], &[340.0]]);
     assert_eq!(weak.headline, "4 ranks do 340 samples/s; the baseline was not measured (weak scaling)");
     assert_eq!(
-        findings(Kind::Weak, &[&[100.0], &[], &[]]).headline.split(" the work").next(),
+        findings(StudyKind::Weak, &[&[100.0], &[], &[]]).headline.split(" the work").next(),
         Some("1 rank does 1.00×")
     );
-    let models = findings(Kind::Models, &[&[], &[180.0], &[340.0]]);
+    let models = findings(StudyKind::Models, &[&[], &[180.0], &[340.0]]);
     assert_eq!(models.headline, "m is fastest: 340 samples/s");
 }
 
 #[test]
 fn superlinear_points_and_outliers_are_flagged() {
-    let findings = findings(Kind::Strong, &[&[100.0, 101.0, 60.0, 99.0], &[230.0], &[380.0]]);
+    let findings = findings(StudyKind::Strong, &[&[100.0, 101.0, 60.0, 99.0], &[230.0], &[380.0]]);
     assert_eq!(findings.rows[0].outliers, [2]);
     assert!(findings.rows[1].superlinear && !findings.rows[2].superlinear);
     assert!(
@@ -87,7 +87,7 @@ fn superlinear_points_and_outliers_are_flagged() {
 
 #[test]
 fn the_knee_of_the_batch_is_named() {
-    let axes = Axes { ranks: vec![4], ..axes(Kind::Batch) };
+    let axes = Axes { ranks: vec![4], ..axes(StudyKind::Batch) };
     let points = sweep::points(&axes).unwrap();
     let findings = Findings::of(&axes, &points, &runs(&points, &[&[100.0], &[190.0], &[200.0]])).unwrap();
     assert_eq!(findings.headline, "A batch of 16 on each rank is enough; the best is 200 samples/s at 32");
@@ -98,7 +98,7 @@ fn the_knee_of_the_batch_is_named() {
 #[test]
 fn every_number_of_ranks_has_its_own_knee_baseline_and_fastest_precision() {
     let values: [&[f64]; 6] = [&[100.0], &[190.0], &[200.0], &[100.0], &[200.0], &[400.0]];
-    let axes_ = Axes { ranks: vec![1, 2], ..axes(Kind::Batch) };
+    let axes_ = Axes { ranks: vec![1, 2], ..axes(StudyKind::Batch) };
     let points = sweep::points(&axes_).unwrap();
     let batch = Findings::of(&axes_, &points, &runs(&points, &values)).unwrap();
     assert_eq!(
@@ -109,7 +109,7 @@ fn every_number_of_ranks_has_its_own_knee_baseline_and_fastest_precision() {
     assert_eq!(batch.rows.iter().filter(|row| row.baseline).count(), 2);
     assert!(batch.sentences[0].starts_with("1 rank: ") && batch.sentences[1].starts_with("2 ranks: "));
     let precisions = vec!["f32".to_owned(), "bf16-wire".to_owned()];
-    let axes_ = Axes { ranks: vec![1, 2], precisions, ..axes(Kind::Precision) };
+    let axes_ = Axes { ranks: vec![1, 2], precisions, ..axes(StudyKind::Precision) };
     let points = sweep::points(&axes_).unwrap();
     let values: [&[f64]; 4] = [&[100.0], &[90.0], &[150.0], &[180.0]];
     let precision = Findings::of(&axes_, &points, &runs(&points, &values)).unwrap();
@@ -120,13 +120,13 @@ fn every_number_of_ranks_has_its_own_knee_baseline_and_fastest_precision() {
 
 #[test]
 fn the_best_layout_is_named() {
-    let findings = findings(Kind::Threads, &[&[100.0], &[150.0], &[120.0]]);
+    let findings = findings(StudyKind::Threads, &[&[100.0], &[150.0], &[120.0]]);
     assert!(findings.headline.starts_with("2 ranks × 2 threads is the best layout"), "{}", findings.headline);
 }
 
 #[test]
 fn a_point_that_failed_is_told_and_leaves_the_others_their_figures() {
-    let axes = axes(Kind::Weak);
+    let axes = axes(StudyKind::Weak);
     let points = sweep::points(&axes).unwrap();
     let mut runs = runs(&points, &[&[100.0], &[], &[300.0]]);
     runs.push(Run {
@@ -147,14 +147,14 @@ fn a_point_that_failed_is_told_and_leaves_the_others_their_figures() {
 
 #[test]
 fn nothing_measured_is_said_so() {
-    let findings = findings(Kind::Models, &[]);
+    let findings = findings(StudyKind::Models, &[]);
     assert_eq!(findings.headline, "Nothing was measured");
     assert_eq!(findings.failed(), 3);
 }
 
 #[test]
 fn planes_are_compared_with_what_goes_through_the_host_and_refused_ones_are_named() {
-    let axes = Axes { ranks: vec![2], ..axes(Kind::Planes) };
+    let axes = Axes { ranks: vec![2], ..axes(StudyKind::Planes) };
     let points = sweep::points(&axes).unwrap();
     let mut runs = runs(&points, &[&[700.0, 710.0, 690.0], &[1550.0]]);
     let messages = |ns| Messages { size: "1 – 128 KB".to_owned(), calls: 10, bytes: 40, ns };

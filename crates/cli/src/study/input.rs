@@ -13,8 +13,8 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::point::Point;
-use super::sweep::Kind;
+use super::point::StudyPoint;
+use super::sweep::StudyKind;
 use crate::data;
 
 /// What is kept of a source from one read to the next.
@@ -145,7 +145,7 @@ pub(crate) fn shown(source: &str) -> String {
 }
 
 /// Why a point cannot be measured here, if it cannot.
-pub(crate) fn refuses(point: &Point) -> Option<String> {
+pub(crate) fn refuses(point: &StudyPoint) -> Option<String> {
     let input = point.input.as_ref()?;
     let remote = data::is_remote(&input.source);
     match input.cache {
@@ -158,11 +158,11 @@ pub(crate) fn refuses(point: &Point) -> Option<String> {
 }
 
 /// What distinguishes a point, in words.
-pub(crate) fn label(kind: Kind, input: &InputPoint) -> String {
+pub(crate) fn label(kind: StudyKind, input: &InputPoint) -> String {
     let InputPoint { name, workers, prefetch, cache, .. } = input;
     let workers = format!("{workers} worker{}", if *workers == 1 { "" } else { "s" });
     match kind {
-        Kind::Loader => format!("{workers}, {prefetch} ahead, {}", cache.word()),
+        StudyKind::Loader => format!("{workers}, {prefetch} ahead, {}", cache.word()),
         _ => format!("{}, {}, {workers}", short(name), cache.word()),
     }
 }
@@ -187,7 +187,7 @@ pub(crate) fn shortened(name: &str, long: usize) -> String {
 }
 
 /// Words of the job that measures a point alone.
-pub(crate) fn words(workload: &InputWorkload, point: &Point, input: &InputPoint, figures: &Path) -> Vec<String> {
+pub(crate) fn words(workload: &InputWorkload, point: &StudyPoint, input: &InputPoint, figures: &Path) -> Vec<String> {
     let mut words: Vec<String> = ["data", "point"].map(str::to_owned).to_vec();
     for (flag, value) in [
         ("--transform", workload.transform.clone()),
@@ -255,8 +255,8 @@ mod tests {
         };
         let points = axes.points();
         assert_eq!(points.len(), 8);
-        assert_eq!(label(Kind::Storage, &points[1]), "a, cold, 2 workers");
-        assert_eq!(label(Kind::Loader, &points[2]), "1 worker, 2 ahead, warm");
+        assert_eq!(label(StudyKind::Storage, &points[1]), "a, cold, 2 workers");
+        assert_eq!(label(StudyKind::Loader, &points[2]), "1 worker, 2 ahead, warm");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::input::{Cache, InputAxes, InputWorkload, named, shown};
 use super::point::numbers;
-use super::sweep::Kind;
+use super::sweep::StudyKind;
 use crate::data::{self, Copies};
 
 /// What is read, and by whom.
@@ -68,14 +68,14 @@ const SAMPLES: usize = 2000;
 
 impl InputArgs {
     /// Refuses what would be ignored. `given` are flags of other studies that mean nothing in this one.
-    pub(super) fn refuse_what_would_be_ignored(&self, kind: Kind) -> Result<()> {
+    pub(super) fn refuse_what_would_be_ignored(&self, kind: StudyKind) -> Result<()> {
         let word = kind.word();
         let input = kind.is_input();
         for (flag, given, used) in [
-            ("SOURCE", self.source.is_some(), matches!(kind, Kind::Format | Kind::Loader)),
-            ("--sources", !self.sources.is_empty(), kind == Kind::Storage),
-            ("--formats", !self.formats.is_empty(), kind == Kind::Format),
-            ("--samples", self.samples.is_some(), kind == Kind::Format),
+            ("SOURCE", self.source.is_some(), matches!(kind, StudyKind::Format | StudyKind::Loader)),
+            ("--sources", !self.sources.is_empty(), kind == StudyKind::Storage),
+            ("--formats", !self.formats.is_empty(), kind == StudyKind::Format),
+            ("--samples", self.samples.is_some(), kind == StudyKind::Format),
             ("--workers", self.workers.is_some(), input),
             ("--prefetch", self.prefetch.is_some(), input),
             ("--cache", !self.cache.is_empty(), input),
@@ -87,8 +87,8 @@ impl InputArgs {
             ensure!(used || !given, "{flag} means nothing in a study of kind {word}{where_}");
         }
         match kind {
-            Kind::Storage => ensure!(!self.sources.is_empty(), "a study of storage compares --sources A,B,…"),
-            Kind::Format | Kind::Loader => {
+            StudyKind::Storage => ensure!(!self.sources.is_empty(), "a study of storage compares --sources A,B,…"),
+            StudyKind::Format | StudyKind::Loader => {
                 ensure!(self.source.is_some(), "a study of kind {word} reads a SOURCE: farandole study {word} SOURCE");
             }
             _ => {}
@@ -97,18 +97,18 @@ impl InputArgs {
     }
 
     /// What is the same for all points, in a study of these kinds.
-    pub(super) fn workload(&self, kind: Kind) -> Option<InputWorkload> {
+    pub(super) fn workload(&self, kind: StudyKind) -> Option<InputWorkload> {
         kind.is_input().then(|| InputWorkload {
             source: self.source.as_deref().map(shown),
             transform: self.transform.clone().unwrap_or_else(|| TRANSFORM.to_owned()),
             seconds: self.seconds.unwrap_or(SECONDS),
             in_training: self.in_training,
-            samples: if kind == Kind::Format { self.samples.unwrap_or(SAMPLES) } else { 0 },
+            samples: if kind == StudyKind::Format { self.samples.unwrap_or(SAMPLES) } else { 0 },
         })
     }
 
     /// What is varied. The sources of a study of formats are its copies, which are made later.
-    pub(super) fn axes(&self, kind: Kind, cores: usize) -> Result<Option<InputAxes>> {
+    pub(super) fn axes(&self, kind: StudyKind, cores: usize) -> Result<Option<InputAxes>> {
         self.refuse_what_would_be_ignored(kind)?;
         if !kind.is_input() {
             return Ok(None);
@@ -123,7 +123,7 @@ impl InputArgs {
             Some(list) => numbers(list).with_context(|| flag.to_owned()),
             None => Ok(usual),
         };
-        let loader = kind == Kind::Loader;
+        let loader = kind == StudyKind::Loader;
         let usual_workers = if loader { super::args::doublings(cores) } else { vec![cores.max(1)] };
         let usual_caches = if loader { vec![Cache::Warm] } else { vec![Cache::Cold, Cache::Warm] };
         let mut caches: Vec<Cache> = Vec::new();
@@ -133,8 +133,8 @@ impl InputArgs {
         }
         Ok(Some(InputAxes {
             sources: match kind {
-                Kind::Storage => named(&self.sources)?,
-                Kind::Format => named(&self.format_names()?)?,
+                StudyKind::Storage => named(&self.sources)?,
+                StudyKind::Format => named(&self.format_names()?)?,
                 _ => named(self.source.as_slice())?,
             },
             workers: list("--workers", &self.workers, usual_workers)?,

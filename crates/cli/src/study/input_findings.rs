@@ -5,7 +5,7 @@
 
 use super::findings::{Findings, Row, label};
 use super::input::{Cache, InputPoint, short};
-use super::sweep::Kind;
+use super::sweep::StudyKind;
 
 /// Below this, two rates are called the same: runs of one point differ by some percent.
 const SAME: f64 = 1.05;
@@ -63,7 +63,7 @@ pub(super) fn headline(findings: &Findings) -> String {
     let rows = known(findings);
     let Some((_, fastest, per_s)) = best(&rows) else { return "Nothing was measured".to_owned() };
     let unit = &findings.unit;
-    if findings.kind == Kind::Loader {
+    if findings.kind == StudyKind::Loader {
         return match saturation(&rows) {
             Some((enough, rate)) if enough.workers < fastest.workers => format!(
                 "{} are enough: {rate:.0} of {per_s:.0} {unit}/s, which is the most, with {}",
@@ -105,7 +105,7 @@ pub(super) fn sentences(findings: &Findings) -> Vec<String> {
     if !rows.is_empty() && rows.iter().all(|(row, _, _)| row.runs.len() == 1) {
         said.push("Each point was run once: by how much runs differ is not known (--repeats).".to_owned());
     }
-    if findings.kind == Kind::Loader {
+    if findings.kind == StudyKind::Loader {
         said.extend(saturation_sentence(&rows, &findings.unit));
         said.extend(prefetch_sentence(&rows));
     }
@@ -201,7 +201,7 @@ fn share_of(row: &Row, stage: &str) -> f64 {
 }
 
 /// What limits points of the pipeline alone, those with the same limit together.
-fn stage_sentences(kind: Kind, rows: &[Known<'_>]) -> Vec<String> {
+fn stage_sentences(kind: StudyKind, rows: &[Known<'_>]) -> Vec<String> {
     let limits = [
         ("read", "reading: the storage limits"),
         (
@@ -232,7 +232,7 @@ fn stage_sentences(kind: Kind, rows: &[Known<'_>]) -> Vec<String> {
 }
 
 /// Whether a training waits for its input.
-fn wait_sentence(kind: Kind, row: &Row) -> Option<String> {
+fn wait_sentence(kind: StudyKind, row: &Row) -> Option<String> {
     let all: f64 = row.phases.iter().map(|(_, seconds)| seconds).sum();
     let (_, wait) = row.phases.iter().find(|(name, _)| name == "input wait").filter(|_| all > 0.0)?;
     let (name, waits) = (label(kind, &row.point), 100.0 * wait / all);

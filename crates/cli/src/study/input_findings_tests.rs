@@ -2,12 +2,12 @@
 
 use super::super::input::{InputAxes, InputFigures};
 use super::super::ledger::{Measured, Run, RunOutcome};
-use super::super::point::Point;
+use super::super::point::StudyPoint;
 use super::super::sweep::{self, Axes};
 use super::*;
 
 /// Points of all combinations, each with what `rate` says, and with these seconds for reading and decoding.
-fn findings(kind: Kind, input: InputAxes, rate: impl Fn(&InputPoint) -> f64, stages: (f64, f64)) -> Findings {
+fn findings(kind: StudyKind, input: InputAxes, rate: impl Fn(&InputPoint) -> f64, stages: (f64, f64)) -> Findings {
     let axes = Axes {
         kind,
         models: vec!["pipeline".into()],
@@ -22,7 +22,7 @@ fn findings(kind: Kind, input: InputAxes, rate: impl Fn(&InputPoint) -> f64, sta
         input: Some(input),
     };
     let points = sweep::points(&axes).unwrap();
-    let run = |point: &Point| {
+    let run = |point: &StudyPoint| {
         let per_s = rate(point.input.as_ref().unwrap());
         let input = InputFigures { mean_per_s: per_s, peak_per_s: 2.0 * per_s, bytes_per_s: Some(1e6), broken: 0 };
         let outcome = RunOutcome::Measured(Measured {
@@ -56,7 +56,7 @@ fn the_fastest_storage_is_named_with_how_much_and_what_limits() {
         (_, Cache::Cold) => 100.0,
         _ => 390.0,
     };
-    let findings = findings(Kind::Storage, input, rate, (0.009, 0.001));
+    let findings = findings(StudyKind::Storage, input, rate, (0.009, 0.001));
     assert_eq!(
         findings.headline,
         "cold: /disk is fastest, 400 samples/s, 4.00× s3://b/x; warm: no difference beyond what runs differ by, \
@@ -76,7 +76,7 @@ fn workers_saturate_where_more_gain_little() {
         let workers = input.workers.min(4) as f64;
         if input.prefetch == 1 { 80.0 * workers } else { 100.0 * workers }
     };
-    let findings = findings(Kind::Loader, input, rate, (0.001, 0.009));
+    let findings = findings(StudyKind::Loader, input, rate, (0.001, 0.009));
     assert_eq!(findings.headline, "4 workers are enough: 400 of 400 samples/s, which is the most, with 8 workers");
     let said = findings.sentences.join("\n");
     assert!(said.contains("saturates with 4 workers") && said.contains("so 4 do the work of 4.0"), "{said}");
@@ -87,7 +87,7 @@ fn workers_saturate_where_more_gain_little() {
 #[test]
 fn one_number_of_workers_says_nothing_of_saturation() {
     let input = axes(&["photos"], &[2], &[2], &[Cache::Warm]);
-    let findings = findings(Kind::Loader, input, |_| 50.0, (0.0, 0.0));
+    let findings = findings(StudyKind::Loader, input, |_| 50.0, (0.0, 0.0));
     assert_eq!(findings.headline, "2 workers with 2 ahead make the most: 50 samples/s");
     assert!(findings.sentences[0].starts_with("Each point was run once"), "{:?}", findings.sentences);
     assert!(findings.sentences[1].contains("does not saturate up to 2 workers"), "{:?}", findings.sentences);
@@ -97,7 +97,7 @@ fn one_number_of_workers_says_nothing_of_saturation() {
 fn a_cache_that_seems_to_cost_time_is_not_called_the_same() {
     let input = axes(&["/disk"], &[2], &[2], &[Cache::Cold, Cache::Warm]);
     let rate = |input: &InputPoint| if input.cache == Cache::Cold { 400.0 } else { 300.0 };
-    let findings = findings(Kind::Storage, input, rate, (0.009, 0.001));
+    let findings = findings(StudyKind::Storage, input, rate, (0.009, 0.001));
     let said = findings.sentences.join("\n");
     assert!(said.contains("/disk with 2 workers: warm is 0.75× cold, which no cache explains"), "{said}");
 }
@@ -114,7 +114,7 @@ fn long_names_keep_their_scheme_and_their_end() {
 #[test]
 fn what_most_points_are_limited_by_is_said_without_all_their_names() {
     let mut found = findings(
-        Kind::Storage,
+        StudyKind::Storage,
         axes(&["/a", "/b"], &[2], &[2], &[Cache::Cold, Cache::Warm]),
         |_| 100.0,
         (0.001, 0.009),

@@ -20,13 +20,13 @@ use serde::{Deserialize, Serialize};
 
 use super::input::{InputFigures, InputWorkload};
 use super::planes::Messages;
-use super::point::Point;
-use super::sweep::Kind;
+use super::point::StudyPoint;
+use super::sweep::StudyKind;
 
 /// What must be the same for runs to be comparable. Points and repeats may be added later.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Workload {
-    pub(crate) kind: Kind,
+    pub(crate) kind: StudyKind,
     /// The user's command; none is the built-in trainer.
     pub(crate) command: Option<String>,
     /// More words for the trainer.
@@ -45,7 +45,7 @@ pub(crate) struct Workload {
 /// One run of one point.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Run {
-    pub(crate) point: Point,
+    pub(crate) point: StudyPoint,
     pub(crate) repeat: usize,
     /// How long it took, starting and ending included.
     pub(crate) seconds: f64,
@@ -117,7 +117,7 @@ impl Ledger {
     }
 
     /// The run, if it has been measured.
-    pub(crate) fn measured(&self, point: &Point, repeat: usize) -> Result<Option<Run>> {
+    pub(crate) fn measured(&self, point: &StudyPoint, repeat: usize) -> Result<Option<Run>> {
         let run: Option<Run> = read(&self.run_file(point, repeat))?;
         Ok(run.filter(|run| matches!(run.outcome, RunOutcome::Measured(_)) && run.point == *point))
     }
@@ -128,11 +128,11 @@ impl Ledger {
     }
 
     /// Where the output of a run goes.
-    pub(crate) fn log_file(&self, point: &Point, repeat: usize) -> PathBuf {
+    pub(crate) fn log_file(&self, point: &StudyPoint, repeat: usize) -> PathBuf {
         self.folder.join("logs").join(format!("{}.{repeat}.log", point.name()))
     }
 
-    fn run_file(&self, point: &Point, repeat: usize) -> PathBuf {
+    fn run_file(&self, point: &StudyPoint, repeat: usize) -> PathBuf {
         self.folder.join("runs").join(format!("{}.{repeat}.json", point.name()))
     }
 }
@@ -202,12 +202,20 @@ mod tests {
     use super::*;
 
     fn workload() -> Workload {
-        Workload { kind: Kind::Weak, command: None, words: Vec::new(), steps: 20, warm_up: 3, hosts: None, input: None }
+        Workload {
+            kind: StudyKind::Weak,
+            command: None,
+            words: Vec::new(),
+            steps: 20,
+            warm_up: 3,
+            hosts: None,
+            input: None,
+        }
     }
 
     fn run(repeat: usize, outcome: RunOutcome) -> Run {
         let (model, precision, plane) = ("m".into(), "f32".into(), String::new());
-        let point = Point { model, ranks: 1, threads: 1, batch: 8, precision, plane, input: None };
+        let point = StudyPoint { model, ranks: 1, threads: 1, batch: 8, precision, plane, input: None };
         Run { point, repeat, seconds: 1.5, outcome }
     }
 

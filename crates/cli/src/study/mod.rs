@@ -36,20 +36,20 @@ pub(crate) use args::StudyArgs;
 use findings::{Findings, label};
 use ledger::{Ledger, Run, RunOutcome, Workload};
 use planes::Here;
-use point::Point;
+use point::StudyPoint;
 use progress::Progress;
 #[cfg(feature = "train")]
 pub(crate) use progress::short;
 use runner::Runner;
 use stop::Stop;
-use sweep::{Axes, Kind};
+use sweep::{Axes, StudyKind};
 
 /// Measures what has not been measured yet, and says what it means. Exit code 1 if a point has no figure.
 pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
     let workload = args.workload();
     if let Some(command) = &workload.command {
         ensure!(!command.trim().is_empty(), "--command is empty");
-    } else if args.kind == Kind::Planes {
+    } else if args.kind == StudyKind::Planes {
         bail!("a study of planes runs a script that has its tensors on GPUs: give it with --command");
     } else if workload.input.as_ref().is_none_or(|input| input.in_training) {
         ensure!(
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
     let folder = args.folder();
     let ledger = Ledger::open(&folder, &workload, args.fresh)?;
     let stop = Stop::on_signals()?;
-    if args.kind == Kind::Format {
+    if args.kind == StudyKind::Format {
         let Some(sources) = copy(args, &folder, &stop)? else {
             eprintln!("farandole: stopped; the same command goes on from there");
             return Ok(ExitCode::from(128 + stop.asked().unwrap_or(0)));
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
         timeout: args.timeout(),
         scratch: std::env::current_dir().context("the current directory has gone")?.join(&folder).join("running"),
         stop,
-        here: (args.kind == Kind::Planes).then(Here::look),
+        here: (args.kind == StudyKind::Planes).then(Here::look),
     };
     let runs = measure_all(&axes, &points, args.repeats, &ledger, &runner)?;
     if let Some(signal) = runner.stop.asked() {
@@ -111,9 +111,15 @@ fn copy(args: &StudyArgs, folder: &Path, stop: &Stop) -> Result<Option<Vec<Strin
 
 /// Every run that there is to be, in turns: those that were kept, and those that are made now. There are fewer if the
 /// study is asked to stop.
-fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, runner: &Runner) -> Result<Vec<Run>> {
+fn measure_all(
+    axes: &Axes,
+    points: &[StudyPoint],
+    repeats: usize,
+    ledger: &Ledger,
+    runner: &Runner,
+) -> Result<Vec<Run>> {
     let (mut runs, mut refusals) = (Vec::new(), Vec::new());
-    let mut left: Vec<(usize, &Point)> = Vec::new();
+    let mut left: Vec<(usize, &StudyPoint)> = Vec::new();
     for repeat in 0..repeats {
         for point in points {
             match (ledger.measured(point, repeat)?, runner.refuses(point)) {
@@ -138,7 +144,7 @@ fn measure_all(axes: &Axes, points: &[Point], repeats: usize, ledger: &Ledger, r
     let mut progress = Progress::new(runs.len() + left.len(), runs.len(), taken);
     for (position, &(repeat, point)) in left.iter().enumerate() {
         let name = label(axes.kind, point);
-        let ahead: Vec<&Point> = left[position..].iter().map(|(_, point)| *point).collect();
+        let ahead: Vec<&StudyPoint> = left[position..].iter().map(|(_, point)| *point).collect();
         progress.begin(&name, &ahead);
         let started = Instant::now();
         let outcome = match runner.measure(point, &ledger.log_file(point, repeat)) {

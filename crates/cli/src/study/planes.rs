@@ -11,7 +11,7 @@ use farandole_insight::history::History;
 use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileRow, ProfileView};
 use serde::{Deserialize, Serialize};
 
-use super::point::Point;
+use super::point::StudyPoint;
 use crate::bench::ours::NCCL_SHARES_GPUS;
 
 /// All ways, in the order in which they are shown. What goes through host memory is what the others are compared with.
@@ -56,7 +56,7 @@ impl Here {
 
     /// Why a point cannot be measured here, if it cannot. Without GPUs the script works in host memory, which is what
     /// `staged` comes to.
-    pub(crate) fn refuses(&self, point: &Point) -> Option<String> {
+    pub(crate) fn refuses(&self, point: &StudyPoint) -> Option<String> {
         let (plane, with_mps) = parts(&point.plane);
         match &self.gpus {
             _ if point.plane.is_empty() => None,
@@ -71,7 +71,7 @@ impl Here {
     }
 
     /// What a shell does before the command of a point.
-    pub(crate) fn prepares(&self, point: &Point) -> Option<String> {
+    pub(crate) fn prepares(&self, point: &StudyPoint) -> Option<String> {
         let shares = self.gpus.as_ref().is_ok_and(|gpus| point.ranks > *gpus);
         (parts(&point.plane).0 == "nccl" && shares).then(|| format!("{NCCL_SHARES_GPUS}; "))
     }
@@ -186,9 +186,9 @@ fn aligned(rows: &[Vec<String>]) -> String {
 mod tests {
     use super::*;
 
-    fn point(plane: &str, ranks: usize) -> Point {
+    fn point(plane: &str, ranks: usize) -> StudyPoint {
         let (model, precision, plane) = ("command".to_owned(), "f32".to_owned(), plane.to_owned());
-        Point { model, ranks, threads: 1, batch: 32, precision, plane, input: None }
+        StudyPoint { model, ranks, threads: 1, batch: 32, precision, plane, input: None }
     }
 
     #[test]

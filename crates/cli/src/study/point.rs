@@ -10,7 +10,7 @@ use super::input::InputPoint;
 
 /// A configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Point {
+pub(crate) struct StudyPoint {
     /// Which network; for a user's command whatever the user calls it.
     pub(crate) model: String,
     /// Processes.
@@ -32,7 +32,7 @@ pub(crate) struct Point {
 /// Words in braces that a command may hold, and what they stand for.
 const PLACEHOLDERS: [&str; 7] = ["model", "ranks", "threads", "batch", "total_batch", "precision", "plane"];
 
-impl Point {
+impl StudyPoint {
     /// Samples of all ranks in one step.
     pub(crate) fn total_batch(&self) -> usize {
         self.ranks * self.batch
@@ -40,7 +40,7 @@ impl Point {
 
     /// Its name in files.
     pub(crate) fn name(&self) -> String {
-        let Point { model, ranks, threads, batch, precision, plane, input } = self;
+        let StudyPoint { model, ranks, threads, batch, precision, plane, input } = self;
         let plane = if plane.is_empty() { String::new() } else { format!("-{}", plain(plane)) };
         let input = input.as_ref().map_or_else(String::new, |input| {
             let InputPoint { name, workers, prefetch, cache, .. } = input;
@@ -123,9 +123,9 @@ fn plain(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn point() -> Point {
+    fn point() -> StudyPoint {
         let (model, precision, plane) = ("resnet20".into(), "bf16-wire".into(), String::new());
-        Point { model, ranks: 2, threads: 3, batch: 32, precision, plane, input: None }
+        StudyPoint { model, ranks: 2, threads: 3, batch: 32, precision, plane, input: None }
     }
 
     #[test]
@@ -137,8 +137,8 @@ mod tests {
     #[test]
     fn names_of_points_are_good_for_files() {
         assert_eq!(point().name(), "resnet20-r2-t3-b32-bf16_wire");
-        assert_eq!(Point { model: "../a b".into(), ..point() }.name(), ".._a_b-r2-t3-b32-bf16_wire");
-        assert_eq!(Point { plane: "own+mps".into(), ..point() }.name(), "resnet20-r2-t3-b32-bf16_wire-own_mps");
+        assert_eq!(StudyPoint { model: "../a b".into(), ..point() }.name(), ".._a_b-r2-t3-b32-bf16_wire");
+        assert_eq!(StudyPoint { plane: "own+mps".into(), ..point() }.name(), "resnet20-r2-t3-b32-bf16_wire-own_mps");
     }
 
     #[test]

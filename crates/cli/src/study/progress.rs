@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::point::Point;
+use super::point::StudyPoint;
 
 /// What is left to do, and what was done.
 #[derive(Debug)]
@@ -17,12 +17,12 @@ pub(crate) struct Progress {
     total: usize,
     done: usize,
     /// What runs have taken, in seconds.
-    taken: Vec<(Point, f64)>,
+    taken: Vec<(StudyPoint, f64)>,
 }
 
 impl Progress {
     /// For so many runs, some of them done in an earlier session.
-    pub(crate) fn new(total: usize, done: usize, taken: Vec<(Point, f64)>) -> Progress {
+    pub(crate) fn new(total: usize, done: usize, taken: Vec<(StudyPoint, f64)>) -> Progress {
         let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
         let bar = if terminal { ProgressBar::new(total as u64) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{bar:16} {pos}/{len} runs  {wide_msg}");
@@ -32,14 +32,14 @@ impl Progress {
     }
 
     /// A run begins; `left` are the points that still have to run, it among them.
-    pub(crate) fn begin(&mut self, label: &str, left: &[&Point]) {
+    pub(crate) fn begin(&mut self, label: &str, left: &[&StudyPoint]) {
         let left = remaining(&self.taken, left).map_or_else(String::new, |left| format!(", {} left", short(left)));
         self.bar.set_message(format!("{label}{left}"));
         self.bar.tick();
     }
 
     /// A run has ended.
-    pub(crate) fn end(&mut self, point: &Point, seconds: f64, said: &str) {
+    pub(crate) fn end(&mut self, point: &StudyPoint, seconds: f64, said: &str) {
         self.done += 1;
         self.taken.push((point.clone(), seconds));
         let line = format!("[{}/{}] {said} ({seconds:.1} s)", self.done, self.total);
@@ -58,7 +58,7 @@ impl Progress {
 }
 
 /// Seconds that the runs left will take, if anything is known about it.
-fn remaining(taken: &[(Point, f64)], left: &[&Point]) -> Option<Duration> {
+fn remaining(taken: &[(StudyPoint, f64)], left: &[&StudyPoint]) -> Option<Duration> {
     if taken.is_empty() {
         return None;
     }
@@ -67,7 +67,7 @@ fn remaining(taken: &[(Point, f64)], left: &[&Point]) -> Option<Duration> {
         (count > 0).then(|| sum / count as f64)
     };
     let all = mean(&mut taken.iter().map(|(_, seconds)| *seconds))?;
-    let own = |point: &Point| {
+    let own = |point: &StudyPoint| {
         mean(&mut taken.iter().filter(|(known, _)| known == point).map(|(_, seconds)| *seconds)).unwrap_or(all)
     };
     Some(Duration::from_secs_f64(left.iter().map(|point| own(point)).sum()))
@@ -86,8 +86,8 @@ pub(crate) fn short(time: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn point(ranks: usize) -> Point {
-        Point {
+    fn point(ranks: usize) -> StudyPoint {
+        StudyPoint {
             model: "m".into(),
             ranks,
             threads: 1,

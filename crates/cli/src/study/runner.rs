@@ -19,7 +19,7 @@ use farandole_insight::loss::TimeSplit;
 use super::input::{self, Cache, InputFigures};
 use super::ledger::{Measured, Workload};
 use super::planes::{self, Here, Messages};
-use super::point::Point;
+use super::point::StudyPoint;
 use super::stop::Stop;
 use super::throughput::{self, Throughput};
 
@@ -60,7 +60,7 @@ enum End {
 
 impl Runner {
     /// Measures a point once.
-    pub(crate) fn measure(&self, point: &Point, log: &Path) -> Result<Measured> {
+    pub(crate) fn measure(&self, point: &StudyPoint, log: &Path) -> Result<Measured> {
         // A study that was killed has left what its last run wrote, which is nothing of this one's.
         let _ = fs::remove_dir_all(&self.scratch);
         fs::create_dir_all(&self.scratch).with_context(|| format!("making {}", self.scratch.display()))?;
@@ -73,7 +73,7 @@ impl Runner {
     }
 
     /// Why this machine cannot measure a point, if it cannot.
-    pub(crate) fn refuses(&self, point: &Point) -> Option<String> {
+    pub(crate) fn refuses(&self, point: &StudyPoint) -> Option<String> {
         self.here.as_ref().and_then(|here| here.refuses(point)).or_else(|| input::refuses(point))
     }
 
@@ -83,7 +83,7 @@ impl Runner {
     }
 
     /// Before a training: its samples lie in memory, or do not. A pipeline alone sees to that itself.
-    fn prepare(&self, point: &Point) -> Result<()> {
+    fn prepare(&self, point: &StudyPoint) -> Result<()> {
         match &point.input {
             Some(input) if !self.alone() && input.cache == Cache::Cold => crate::data::make_cold(&input.source),
             Some(input) if !self.alone() => crate::data::make_warm(&input.source, &|| self.stop.asked().is_none()),
@@ -92,7 +92,7 @@ impl Runner {
     }
 
     /// Runs it to its end.
-    fn run(&self, point: &Point, log: &Path) -> Result<()> {
+    fn run(&self, point: &StudyPoint, log: &Path) -> Result<()> {
         self.prepare(point)?;
         let file = File::create(log).with_context(|| format!("making {}", log.display()))?;
         let mut child = Command::new(&self.executable)
@@ -119,7 +119,7 @@ impl Runner {
     }
 
     /// Where blocks of remote objects are kept: nowhere, unless the point says so.
-    fn cache_folder(&self, point: &Point) -> Option<OsString> {
+    fn cache_folder(&self, point: &StudyPoint) -> Option<OsString> {
         let input = point.input.as_ref()?;
         let folder = self.scratch.with_file_name("cache").into_os_string();
         Some(if input.cache == Cache::Disk { folder } else { OsString::new() })
@@ -154,7 +154,7 @@ impl Runner {
     }
 
     /// The words of the job.
-    fn words(&self, point: &Point) -> Vec<OsString> {
+    fn words(&self, point: &StudyPoint) -> Vec<OsString> {
         if let (Some(workload), Some(input), true) = (&self.workload.input, &point.input, self.alone()) {
             let words = input::words(workload, point, input, &self.scratch.join("figures.json"));
             return words.into_iter().map(OsString::from).collect();
@@ -210,7 +210,7 @@ impl Runner {
     }
 
     /// What it has left behind.
-    fn read(&self, point: &Point) -> Result<Measured> {
+    fn read(&self, point: &StudyPoint) -> Result<Measured> {
         if self.alone() {
             return self.read_alone();
         }

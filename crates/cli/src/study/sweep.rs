@@ -9,12 +9,12 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::input::InputAxes;
-use super::point::Point;
+use super::point::StudyPoint;
 
 /// What is varied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub(crate) enum StudyKind {
     /// Ranks, with the batch of each rank fixed: the work grows with the ranks
     Weak,
     /// Ranks, with the batch of all ranks together fixed: the same work for more ranks
@@ -37,43 +37,43 @@ pub(crate) enum Kind {
     Loader,
 }
 
-impl Kind {
+impl StudyKind {
     /// The word on the command line.
     pub(crate) fn word(self) -> &'static str {
         match self {
-            Kind::Weak => "weak",
-            Kind::Strong => "strong",
-            Kind::Batch => "batch",
-            Kind::Threads => "threads",
-            Kind::Models => "models",
-            Kind::Precision => "precision",
-            Kind::Planes => "planes",
-            Kind::Storage => "storage",
-            Kind::Format => "format",
-            Kind::Loader => "loader",
+            StudyKind::Weak => "weak",
+            StudyKind::Strong => "strong",
+            StudyKind::Batch => "batch",
+            StudyKind::Threads => "threads",
+            StudyKind::Models => "models",
+            StudyKind::Precision => "precision",
+            StudyKind::Planes => "planes",
+            StudyKind::Storage => "storage",
+            StudyKind::Format => "format",
+            StudyKind::Loader => "loader",
         }
     }
 
     /// Whether it is about the input pipeline.
     pub(crate) fn is_input(self) -> bool {
-        matches!(self, Kind::Storage | Kind::Format | Kind::Loader)
+        matches!(self, StudyKind::Storage | StudyKind::Format | StudyKind::Loader)
     }
 
     /// Whether ranks are varied beside something else, so that points are compared with those on as many ranks.
     pub(crate) fn compares_within_ranks(self) -> bool {
-        matches!(self, Kind::Batch | Kind::Precision | Kind::Planes)
+        matches!(self, StudyKind::Batch | StudyKind::Precision | StudyKind::Planes)
     }
 
     /// Whether twice the ranks should do twice as much: otherwise there is no efficiency, only a ratio.
     pub(crate) fn scales(self) -> bool {
-        matches!(self, Kind::Weak | Kind::Strong | Kind::Models)
+        matches!(self, StudyKind::Weak | StudyKind::Strong | StudyKind::Models)
     }
 }
 
 /// What was asked for, with every default filled in.
 #[derive(Clone, Debug)]
 pub(crate) struct Axes {
-    pub(crate) kind: Kind,
+    pub(crate) kind: StudyKind,
     pub(crate) models: Vec<String>,
     /// For threads, the numbers of ranks that are tried; all that divide the cores if there is none.
     pub(crate) ranks: Vec<usize>,
@@ -92,8 +92,8 @@ pub(crate) struct Axes {
 }
 
 /// The points of a study, in the order in which they are shown.
-pub(crate) fn points(axes: &Axes) -> Result<Vec<Point>> {
-    let one = Point {
+pub(crate) fn points(axes: &Axes) -> Result<Vec<StudyPoint>> {
+    let one = StudyPoint {
         model: axes.models[0].clone(),
         ranks: *axes.ranks.last().unwrap_or(&1),
         threads: axes.threads,
@@ -102,31 +102,32 @@ pub(crate) fn points(axes: &Axes) -> Result<Vec<Point>> {
         plane: String::new(),
         input: None,
     };
-    let points: Vec<Point> = match axes.kind {
-        Kind::Weak => axes.ranks.iter().map(|&ranks| Point { ranks, ..one.clone() }).collect(),
-        Kind::Strong => {
-            let share = |&ranks: &usize| Ok(Point { ranks, batch: share(axes.total_batch, ranks)?, ..one.clone() });
+    let points: Vec<StudyPoint> = match axes.kind {
+        StudyKind::Weak => axes.ranks.iter().map(|&ranks| StudyPoint { ranks, ..one.clone() }).collect(),
+        StudyKind::Strong => {
+            let share =
+                |&ranks: &usize| Ok(StudyPoint { ranks, batch: share(axes.total_batch, ranks)?, ..one.clone() });
             axes.ranks.iter().map(share).collect::<Result<_>>()?
         }
-        Kind::Batch => on_all_ranks(axes, axes.batches.iter().map(|&batch| Point { batch, ..one.clone() })),
-        Kind::Threads => layouts(axes, &one)?,
-        Kind::Models => {
+        StudyKind::Batch => on_all_ranks(axes, axes.batches.iter().map(|&batch| StudyPoint { batch, ..one.clone() })),
+        StudyKind::Threads => layouts(axes, &one)?,
+        StudyKind::Models => {
             let ranks = |model: &String| {
-                let one = Point { model: model.clone(), ..one.clone() };
-                axes.ranks.iter().map(move |&ranks| Point { ranks, ..one.clone() }).collect::<Vec<_>>()
+                let one = StudyPoint { model: model.clone(), ..one.clone() };
+                axes.ranks.iter().map(move |&ranks| StudyPoint { ranks, ..one.clone() }).collect::<Vec<_>>()
             };
             axes.models.iter().flat_map(ranks).collect()
         }
-        Kind::Precision => {
-            let precisions = axes.precisions.iter().map(|name| Point { precision: name.clone(), ..one.clone() });
+        StudyKind::Precision => {
+            let precisions = axes.precisions.iter().map(|name| StudyPoint { precision: name.clone(), ..one.clone() });
             on_all_ranks(axes, precisions)
         }
-        Kind::Planes => {
-            on_all_ranks(axes, axes.planes.iter().map(|plane| Point { plane: plane.clone(), ..one.clone() }))
+        StudyKind::Planes => {
+            on_all_ranks(axes, axes.planes.iter().map(|plane| StudyPoint { plane: plane.clone(), ..one.clone() }))
         }
-        Kind::Storage | Kind::Format | Kind::Loader => {
+        StudyKind::Storage | StudyKind::Format | StudyKind::Loader => {
             let inputs = axes.input.iter().flat_map(InputAxes::points).collect::<Vec<_>>();
-            on_all_ranks(axes, inputs.iter().map(|input| Point { input: Some(input.clone()), ..one.clone() }))
+            on_all_ranks(axes, inputs.iter().map(|input| StudyPoint { input: Some(input.clone()), ..one.clone() }))
         }
     };
     ensure!(!points.is_empty(), "nothing to measure");
@@ -134,8 +135,8 @@ pub(crate) fn points(axes: &Axes) -> Result<Vec<Point>> {
 }
 
 /// The same points on each number of ranks.
-fn on_all_ranks(axes: &Axes, points: impl Iterator<Item = Point> + Clone) -> Vec<Point> {
-    let on = |&ranks: &usize| points.clone().map(move |point| Point { ranks, ..point });
+fn on_all_ranks(axes: &Axes, points: impl Iterator<Item = StudyPoint> + Clone) -> Vec<StudyPoint> {
+    let on = |&ranks: &usize| points.clone().map(move |point| StudyPoint { ranks, ..point });
     axes.ranks.iter().flat_map(on).collect()
 }
 
@@ -151,7 +152,7 @@ fn share(total: usize, ranks: usize) -> Result<usize> {
 }
 
 /// Every way to divide the cores into equal ranks without leaving one idle, or those with the wanted numbers of ranks.
-fn layouts(axes: &Axes, one: &Point) -> Result<Vec<Point>> {
+fn layouts(axes: &Axes, one: &StudyPoint) -> Result<Vec<StudyPoint>> {
     let cores = axes.cores;
     if let Some(ranks) = axes.ranks.iter().find(|ranks| !cores.is_multiple_of(**ranks)) {
         bail!("--ranks {ranks}: {cores} cores cannot be divided evenly among {ranks} ranks");
@@ -161,35 +162,38 @@ fn layouts(axes: &Axes, one: &Point) -> Result<Vec<Point>> {
         .filter(|ranks| axes.ranks.is_empty() || axes.ranks.contains(ranks))
         .map(|ranks| {
             let batch = share(axes.total_batch, ranks)?;
-            Ok(Point { ranks, threads: axes.cores / ranks, batch, ..one.clone() })
+            Ok(StudyPoint { ranks, threads: axes.cores / ranks, batch, ..one.clone() })
         })
         .collect()
 }
 
 /// The position of the point that `points[position]` is compared with.
-pub(crate) fn baseline(axes: &Axes, points: &[Point], position: usize) -> Result<usize> {
-    let value = |point: &Point| match axes.kind {
-        Kind::Weak | Kind::Strong | Kind::Threads | Kind::Models => point.ranks.to_string(),
-        Kind::Batch => point.batch.to_string(),
-        Kind::Precision => point.precision.clone(),
-        Kind::Planes => point.plane.clone(),
-        Kind::Storage | Kind::Format => point.input.as_ref().map_or_else(String::new, |input| input.name.clone()),
-        Kind::Loader => point.input.as_ref().map_or_else(String::new, |input| input.workers.to_string()),
+pub(crate) fn baseline(axes: &Axes, points: &[StudyPoint], position: usize) -> Result<usize> {
+    let value = |point: &StudyPoint| match axes.kind {
+        StudyKind::Weak | StudyKind::Strong | StudyKind::Threads | StudyKind::Models => point.ranks.to_string(),
+        StudyKind::Batch => point.batch.to_string(),
+        StudyKind::Precision => point.precision.clone(),
+        StudyKind::Planes => point.plane.clone(),
+        StudyKind::Storage | StudyKind::Format => {
+            point.input.as_ref().map_or_else(String::new, |input| input.name.clone())
+        }
+        StudyKind::Loader => point.input.as_ref().map_or_else(String::new, |input| input.workers.to_string()),
     };
     let own = &points[position];
-    let alike = |point: &Point| match axes.kind {
-        Kind::Models => point.model == own.model,
-        Kind::Storage | Kind::Format => {
-            let of = |point: &Point| point.input.as_ref().map(|input| (input.cache, input.workers, input.prefetch));
+    let alike = |point: &StudyPoint| match axes.kind {
+        StudyKind::Models => point.model == own.model,
+        StudyKind::Storage | StudyKind::Format => {
+            let of =
+                |point: &StudyPoint| point.input.as_ref().map(|input| (input.cache, input.workers, input.prefetch));
             point.ranks == own.ranks && of(point) == of(own)
         }
-        Kind::Loader => {
-            let of = |point: &Point| point.input.as_ref().map(|input| input.cache);
+        StudyKind::Loader => {
+            let of = |point: &StudyPoint| point.input.as_ref().map(|input| input.cache);
             point.ranks == own.ranks && of(point) == of(own)
         }
         kind => !kind.compares_within_ranks() || point.ranks == own.ranks,
     };
-    let wanted = |point: &Point| axes.baseline.as_ref().is_none_or(|baseline| *baseline == value(point));
+    let wanted = |point: &StudyPoint| axes.baseline.as_ref().is_none_or(|baseline| *baseline == value(point));
     points.iter().position(|point| alike(point) && wanted(point)).ok_or_else(|| {
         let mut known: Vec<String> = Vec::new();
         for value in points.iter().map(value) {
@@ -209,7 +213,7 @@ pub(crate) fn baseline(axes: &Axes, points: &[Point], position: usize) -> Result
 mod tests {
     use super::*;
 
-    pub(crate) fn axes(kind: Kind) -> Axes {
+    pub(crate) fn axes(kind: StudyKind) -> Axes {
         Axes {
             kind,
             models: vec!["a".into(), "b".into()],
@@ -225,7 +229,7 @@ mod tests {
         }
     }
 
-    fn shown(kind: Kind) -> Vec<(String, usize, usize, usize)> {
+    fn shown(kind: StudyKind) -> Vec<(String, usize, usize, usize)> {
         let points = points(&axes(kind)).unwrap();
         points.into_iter().map(|point| (point.model, point.ranks, point.threads, point.batch)).collect()
     }
@@ -233,15 +237,15 @@ mod tests {
     #[test]
     fn weak_keeps_the_batch_of_a_rank_and_strong_that_of_all() {
         let a = || "a".to_owned();
-        assert_eq!(shown(Kind::Weak), [(a(), 1, 1, 8), (a(), 2, 1, 8), (a(), 4, 1, 8)]);
-        assert_eq!(shown(Kind::Strong), [(a(), 1, 1, 32), (a(), 2, 1, 16), (a(), 4, 1, 8)]);
+        assert_eq!(shown(StudyKind::Weak), [(a(), 1, 1, 8), (a(), 2, 1, 8), (a(), 4, 1, 8)]);
+        assert_eq!(shown(StudyKind::Strong), [(a(), 1, 1, 32), (a(), 2, 1, 16), (a(), 4, 1, 8)]);
     }
 
     #[test]
     fn layouts_use_all_cores_and_the_same_total_batch() {
         let a = || "a".to_owned();
-        assert_eq!(shown(Kind::Threads), [(a(), 1, 4, 32), (a(), 2, 2, 16), (a(), 4, 1, 8)]);
-        let some = Axes { ranks: vec![1, 4], ..axes(Kind::Threads) };
+        assert_eq!(shown(StudyKind::Threads), [(a(), 1, 4, 32), (a(), 2, 2, 16), (a(), 4, 1, 8)]);
+        let some = Axes { ranks: vec![1, 4], ..axes(StudyKind::Threads) };
         let ranks = |axes: &Axes| points(axes).unwrap().iter().map(|point| point.ranks).collect::<Vec<_>>();
         assert_eq!(ranks(&some), [1, 4]);
         assert_eq!(ranks(&Axes { ranks: vec![], ..some.clone() }), [1, 2, 4]);
@@ -251,7 +255,7 @@ mod tests {
 
     #[test]
     fn batches_and_precisions_are_measured_on_every_number_of_ranks_and_compared_within_it() {
-        let batch = axes(Kind::Batch);
+        let batch = axes(StudyKind::Batch);
         let measured = points(&batch).unwrap();
         let shown: Vec<(usize, usize)> = measured.iter().map(|point| (point.ranks, point.batch)).collect();
         assert_eq!(shown, [(1, 8), (1, 16), (2, 8), (2, 16), (4, 8), (4, 16)]);
@@ -260,12 +264,12 @@ mod tests {
         assert_eq!(baseline(&declared, &measured, 4).unwrap(), 5);
         let missing = Axes { baseline: Some("32".into()), ..declared };
         assert!(baseline(&missing, &measured, 0).unwrap_err().to_string().ends_with("this study has 8, 16"));
-        let precision = axes(Kind::Precision);
+        let precision = axes(StudyKind::Precision);
         let measured = points(&precision).unwrap();
         let shown: Vec<(usize, &str)> = measured.iter().map(|point| (point.ranks, &*point.precision)).collect();
         assert_eq!(&shown[..3], [(1, "f32"), (1, "bf16-wire"), (2, "f32")]);
         assert_eq!(baseline(&precision, &measured, 5).unwrap(), 4);
-        let planes = axes(Kind::Planes);
+        let planes = axes(StudyKind::Planes);
         let measured = points(&planes).unwrap();
         let shown: Vec<(usize, &str)> = measured.iter().map(|point| (point.ranks, &*point.plane)).collect();
         assert_eq!(&shown[..3], [(1, "staged"), (1, "own"), (2, "staged")]);
@@ -274,20 +278,20 @@ mod tests {
 
     #[test]
     fn a_total_batch_that_cannot_be_divided_is_refused_with_the_number_of_ranks() {
-        let odd = Axes { total_batch: 30, ..axes(Kind::Strong) };
+        let odd = Axes { total_batch: 30, ..axes(StudyKind::Strong) };
         let error = points(&odd).unwrap_err().to_string();
         assert!(error.contains("30") && error.contains("4 ranks"), "{error}");
     }
 
     #[test]
     fn models_are_compared_with_themselves_and_others_with_the_declared_baseline() {
-        let models = axes(Kind::Models);
+        let models = axes(StudyKind::Models);
         let points_ = points(&models).unwrap();
         assert_eq!(points_.len(), 6);
         assert_eq!(baseline(&models, &points_, 5).unwrap(), 3);
-        let weak = Axes { baseline: Some("2".into()), ..axes(Kind::Weak) };
+        let weak = Axes { baseline: Some("2".into()), ..axes(StudyKind::Weak) };
         assert_eq!(baseline(&weak, &points(&weak).unwrap(), 0).unwrap(), 1);
-        let missing = Axes { baseline: Some("3".into()), ..axes(Kind::Weak) };
+        let missing = Axes { baseline: Some("3".into()), ..axes(StudyKind::Weak) };
         let error = baseline(&missing, &points(&missing).unwrap(), 0).unwrap_err().to_string();
         assert!(error.contains("1, 2, 4"), "{error}");
     }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::findings::{Findings, Row};
 use super::input::{InputPoint, short};
-use super::sweep::Kind;
+use super::sweep::StudyKind;
 use super::throughput::median;
 
 /// The head of each column, and how a row fills it.
@@ -89,8 +89,8 @@ fn columns(findings: &Findings) -> Vec<Column> {
 fn head(name: &str, findings: &Findings) -> String {
     match name {
         "per s" => format!("{}/s", findings.unit),
-        "precision" if findings.kind == Kind::Planes => "plane".to_owned(),
-        "source" if findings.kind == Kind::Format => "format".to_owned(),
+        "precision" if findings.kind == StudyKind::Planes => "plane".to_owned(),
+        "source" if findings.kind == StudyKind::Format => "format".to_owned(),
         name => name.to_owned(),
     }
 }
@@ -229,11 +229,11 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study::point::Point;
+    use crate::study::point::StudyPoint;
 
     fn findings() -> Findings {
         let (model, precision, plane) = ("a,b".into(), "f32".into(), String::new());
-        let point = Point { model, ranks: 2, threads: 1, batch: 8, precision, plane, input: None };
+        let point = StudyPoint { model, ranks: 2, threads: 1, batch: 8, precision, plane, input: None };
         let row = Row {
             point,
             runs: vec![10.0, 30.0],
@@ -252,7 +252,7 @@ mod tests {
             input: vec![],
         };
         Findings {
-            kind: Kind::Weak,
+            kind: StudyKind::Weak,
             unit: "samples".into(),
             rows: vec![row],
             share: None,

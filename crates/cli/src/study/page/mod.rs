@@ -7,7 +7,7 @@ use farandole_insight::report::page::{document, escaped, section};
 
 use super::findings::{Findings, Row, label};
 use super::input::{InputPoint, shortened};
-use super::sweep::Kind;
+use super::sweep::StudyKind;
 use super::table;
 use chart::{Series, lines, seconds, stacks};
 
@@ -36,7 +36,7 @@ const STYLE: &str = "
 pub(crate) fn page(findings: &Findings, subject: &str) -> String {
     let labels: Vec<String> = findings.rows.iter().map(|row| place(findings, row)).collect();
     let mut sections = vec![section("Throughput", "throughput", &throughput(findings, &labels))];
-    if matches!(findings.kind, Kind::Weak | Kind::Strong) {
+    if matches!(findings.kind, StudyKind::Weak | StudyKind::Strong) {
         sections.push(section("Speed-up", "speed-up", &speedup(findings, &labels)));
     }
     if findings.kind.scales() {
@@ -79,40 +79,42 @@ fn column(findings: &Findings, value: impl Fn(&Row) -> Option<f64>) -> Vec<Optio
 fn place(findings: &Findings, row: &Row) -> String {
     let point = &row.point;
     match (findings.kind, findings.has_several_ranks()) {
-        (Kind::Weak | Kind::Strong, _) => point.ranks.to_string(),
-        (Kind::Batch, false) => point.batch.to_string(),
-        (Kind::Batch, true) => format!("{}·{}", point.batch, point.ranks),
-        (Kind::Threads, _) => format!("{}×{}", point.ranks, point.threads),
-        (Kind::Models, _) => format!("{}·{}", point.model, point.ranks),
-        (Kind::Precision, false) => point.precision.clone(),
-        (Kind::Precision, true) => format!("{}·{}", point.precision, point.ranks),
-        (Kind::Planes, false) => point.plane.clone(),
-        (Kind::Planes, true) => format!("{}·{}", point.plane, point.ranks),
-        (Kind::Storage | Kind::Format | Kind::Loader, _) => input(row, |input| input_place(findings, input)),
+        (StudyKind::Weak | StudyKind::Strong, _) => point.ranks.to_string(),
+        (StudyKind::Batch, false) => point.batch.to_string(),
+        (StudyKind::Batch, true) => format!("{}·{}", point.batch, point.ranks),
+        (StudyKind::Threads, _) => format!("{}×{}", point.ranks, point.threads),
+        (StudyKind::Models, _) => format!("{}·{}", point.model, point.ranks),
+        (StudyKind::Precision, false) => point.precision.clone(),
+        (StudyKind::Precision, true) => format!("{}·{}", point.precision, point.ranks),
+        (StudyKind::Planes, false) => point.plane.clone(),
+        (StudyKind::Planes, true) => format!("{}·{}", point.plane, point.ranks),
+        (StudyKind::Storage | StudyKind::Format | StudyKind::Loader, _) => {
+            input(row, |input| input_place(findings, input))
+        }
     }
 }
 
 /// What stands below the whole axis.
 fn axis(findings: &Findings) -> &'static str {
     match (findings.kind, findings.has_several_ranks()) {
-        (Kind::Weak | Kind::Strong, _) => "ranks",
-        (Kind::Batch, false) => "samples of each rank in a step",
-        (Kind::Batch, true) => "samples of each rank in a step · ranks",
-        (Kind::Threads, _) => "ranks × threads",
-        (Kind::Models, _) => "model · ranks",
-        (Kind::Precision, false) => "how gradients travel",
-        (Kind::Precision, true) => "how gradients travel · ranks",
-        (Kind::Planes, false) => "plane",
-        (Kind::Planes, true) => "plane · ranks",
-        (Kind::Storage, _) => "storage",
-        (Kind::Format, _) => "format",
-        (Kind::Loader, _) => "workers",
+        (StudyKind::Weak | StudyKind::Strong, _) => "ranks",
+        (StudyKind::Batch, false) => "samples of each rank in a step",
+        (StudyKind::Batch, true) => "samples of each rank in a step · ranks",
+        (StudyKind::Threads, _) => "ranks × threads",
+        (StudyKind::Models, _) => "model · ranks",
+        (StudyKind::Precision, false) => "how gradients travel",
+        (StudyKind::Precision, true) => "how gradients travel · ranks",
+        (StudyKind::Planes, false) => "plane",
+        (StudyKind::Planes, true) => "plane · ranks",
+        (StudyKind::Storage, _) => "storage",
+        (StudyKind::Format, _) => "format",
+        (StudyKind::Loader, _) => "workers",
     }
 }
 
 /// What of a point of the input pipeline stands below its place: its source, and its workers where they differ.
 fn input_place(findings: &Findings, input: &InputPoint) -> String {
-    if findings.kind == Kind::Loader {
+    if findings.kind == StudyKind::Loader {
         return input.workers.to_string();
     }
     /// Characters that fit below a place.
@@ -130,7 +132,7 @@ fn input(row: &Row, text: impl Fn(&InputPoint) -> String) -> String {
 fn input_throughput(findings: &Findings) -> String {
     let name = |row: &Row| {
         input(row, |input| match findings.kind {
-            Kind::Loader => format!("{} ahead, {}", input.prefetch, input.cache.word()),
+            StudyKind::Loader => format!("{} ahead, {}", input.prefetch, input.cache.word()),
             _ => input.cache.word().to_owned(),
         })
     };
@@ -151,7 +153,7 @@ fn input_throughput(findings: &Findings) -> String {
         measured,
     };
     let mut all: Vec<Series> = lines_.iter().map(|line| series(line, "median", |row| row.median, true)).collect();
-    if findings.kind != Kind::Loader {
+    if findings.kind != StudyKind::Loader {
         all.extend(lines_.iter().map(|line| series(line, "maximum", Row::maximum, false)));
     }
     lines("Throughput", (axis(findings), &places), &all, rate)
@@ -191,7 +193,7 @@ fn speedup(findings: &Findings, labels: &[String]) -> String {
         Series { name: "ideal".into(), values: column(findings, ideal), measured: false },
     ];
     if let Some(share) = findings.share {
-        let name = if findings.kind == Kind::Strong { "Amdahl's law" } else { "Gustafson's law" };
+        let name = if findings.kind == StudyKind::Strong { "Amdahl's law" } else { "Gustafson's law" };
         let law = |row: &Row| Some(share.speedup(row.point.ranks as f64 / base));
         series.push(Series { name: name.into(), values: column(findings, law), measured: false });
     }

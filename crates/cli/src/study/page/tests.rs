@@ -7,7 +7,7 @@ use crate::study::sweep::{self, Axes};
 
 fn findings() -> Findings {
     let axes = Axes {
-        kind: Kind::Weak,
+        kind: StudyKind::Weak,
         models: vec!["<net> & co".into()],
         ranks: vec![1, 2, 4],
         threads: 1,
