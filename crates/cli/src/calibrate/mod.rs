@@ -1,9 +1,9 @@
 //! `farandole calibrate`: finds out which algorithms are fastest here, and keeps it for later jobs.
 //!
 //! With `-np` this process launches a job of itself; inside a job, whoever has started it, it is a rank. The ranks
-//! measure (`contest`, `measure`, `on_devices`) as one program: after each round all of them hold the same times, so
-//! all take the same decisions without a driver. Rank 0 judges (`verdict`), puts the table on the shelf and prints what
-//! was found (`summary`).
+//! measure (`measure` on the memory of `arena`, `on_devices`) as one program: after each round all of them hold the
+//! same times, so all take the same decisions (`contest`, `rounds`) without a driver. Rank 0 judges (`verdict`), puts
+//! the table on the shelf and prints what was found (`summary`).
 //!
 //! Algorithms are calibrated by a command and not while a job runs. Measuring at the first start would delay that job,
 //! on a machine where others may be at work. Learning from a job's own operations is no alternative: every rank sees
@@ -11,9 +11,11 @@
 //!
 //! How tables are used is the engine's business (`tables`). Peers and bandwidths are `bench`'s.
 
+mod arena;
 mod contest;
 mod measure;
 mod on_devices;
+mod rounds;
 mod summary;
 mod verdict;
 
@@ -24,17 +26,19 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use farandole::{Setup, World};
+use farandole::{Communicator, Setup, World};
 use farandole_cluster::Environment;
 use farandole_cluster::launch::{self, JobPlacement, JobSpec, Prefix};
 use farandole_engine::tables::{Found, Shelf, VARIABLE, this_machine};
+use farandole_plan::table::Class;
 
 use crate::bench::machine::Machine;
 use crate::bench::placement::BenchPlacement;
 use crate::bench::sizes::Sizes;
 use crate::peer::start::this_program;
-use contest::Contest;
-use measure::Effort;
+use contest::{CalibratedRanks, Contest};
+use rounds::{Effort, Times};
+use verdict::CalibrationResult;
 
 /// More ranks than this on one host can only be a slip of the finger.
 const MAX_RANKS: usize = 1024;
@@ -136,7 +140,7 @@ fn rank(args: &CalibrateArgs, environment: &Environment) -> Result<()> {
         }
         None => {
             let mut world = Setup { tables: Some(Shelf::OFF), ..Setup::default() }.init()?;
-            let contests = Contest::all(world.communicator());
+            let contests = contests(world.communicator());
             let times = measure::all(world.communicator(), &contests, &sizes, effort)?;
             (world, contests, times)
         }
@@ -147,8 +151,20 @@ fn rank(args: &CalibrateArgs, environment: &Environment) -> Result<()> {
     conclude(&mut world, &contests, &times, load, began)
 }
 
-fn conclude(world: &mut World, contests: &[Contest], times: &measure::Times, load: f64, began: Instant) -> Result<()> {
-    let mut verdict = verdict::of(world.communicator(), contests, times);
+/// The contests of this job's ranks in host memory.
+fn contests(communicator: &Communicator) -> Vec<Contest> {
+    let one_host = communicator.is_one_host();
+    // Where hosts share windows, the built-in choice for large tensors is the hierarchical one through them.
+    let windows = one_host || communicator.algorithm_for(usize::MAX >> 1).needs_windows();
+    Contest::all(CalibratedRanks { topology: communicator.topology(), one_host, windows })
+}
+
+/// Judges, keeps the table and prints what was found. The communicator has no table, so that it says what the built-in
+/// choices are.
+fn conclude(world: &mut World, contests: &[Contest], times: &Times, load: f64, began: Instant) -> Result<()> {
+    let communicator = world.communicator();
+    let built_in = |contest: &Contest, bytes| measure::chosen_now(contest, bytes, communicator);
+    let mut verdict = CalibrationResult::of(Class::of(communicator.topology()), contests, times, built_in);
     let (machine, shelf) = (this_machine(), Shelf::from_env());
     // What was measured of host memory says nothing about devices, and the other way round: the one leaves the other.
     if let Found::Table(before) = shelf.find(&machine, verdict.table.class) {

@@ -12,7 +12,7 @@ use farandole_engine::tables::Shelf;
 use farandole_plan::table::{DeviceWay, Way};
 
 use super::contest::DEVICE_WAYS;
-use super::measure::{Effort, ROUNDS, Showing, Times, median};
+use super::rounds::{Effort, ROUNDS, Showing, Times, median};
 use crate::bench::contestant::Refusal;
 use crate::bench::on_device::OnDevice;
 use crate::bench::task::{Kind, Memory, Pace, Recording, Task, Through};

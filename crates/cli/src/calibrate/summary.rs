@@ -3,16 +3,16 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use farandole_insight::profile::size_text;
 use farandole_plan::table::Table;
 
 use super::verdict::{Decided, Row, Standing};
-use crate::bench::sizes::Size;
 
 /// Above this load somebody else is at work, and times are theirs, too.
 const BUSY_LOAD: f64 = 0.5;
 
 /// What was measured where.
-pub(super) fn heading(machine: &str, table: &Table, load: f64, took: Duration) -> String {
+pub(crate) fn heading(machine: &str, table: &Table, load: f64, took: Duration) -> String {
     let mut text = format!("measured: {} on {machine}, in {:.1} s\n", table.class, took.as_secs_f64());
     if load > BUSY_LOAD {
         let _ = writeln!(
@@ -24,14 +24,14 @@ pub(super) fn heading(machine: &str, table: &Table, load: f64, took: Duration) -
 }
 
 /// One contest.
-pub(super) fn contest(decided: &Decided) -> String {
+pub(crate) fn contest(decided: &Decided) -> String {
     let mut text = format!("\n{}\n", decided.title);
     let _ = writeln!(text, "  {:<20} {:<22} {:<22} {:>12}", "sizes", "built in", "measured best", "times as fast");
     for range in decided.rows.chunk_by(|a, b| (a.usual, a.chosen) == (b.usual, b.chosen)) {
         let (first, last) = (&range[0], &range[range.len() - 1]);
         let sizes = match range.len() {
-            1 => Size(first.bytes).to_string(),
-            _ => format!("{} to {}", Size(first.bytes), Size(last.bytes)),
+            1 => size_text(first.bytes),
+            _ => format!("{} to {}", size_text(first.bytes), size_text(last.bytes)),
         };
         let chosen = if first.chosen == first.usual { "the same" } else { first.chosen.word() };
         let _ = writeln!(text, "  {sizes:<20} {:<22} {chosen:<22} {:>12}", first.usual.word(), gain(range));
@@ -42,7 +42,7 @@ pub(super) fn contest(decided: &Decided) -> String {
             let _ = writeln!(
                 text,
                 "  noise at {}: {way} seemed {times:.2} times as fast, but was not in {lost} of {rounds} rounds",
-                Size(row.bytes)
+                size_text(row.bytes)
             );
         }
     }
@@ -62,7 +62,7 @@ fn gain(range: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farandole::Algorithm;
+    use farandole_plan::Algorithm;
     use farandole_plan::table::Way;
 
     fn row(bytes: u64, chosen: Algorithm, chosen_us: f64) -> Row {

@@ -4,12 +4,11 @@
 //! other, and if it is larger than the margin that `choose` asks for. What does not count is entered into the table as
 //! no faster than the built-in choice: a table says what is known, not what happened to be seen.
 
-use farandole::Communicator;
 use farandole_plan::choose::MARGIN;
 use farandole_plan::table::{Class, Measurement, Table, Way};
 
 use super::contest::Contest;
-use super::measure::{Showing, Times, lower_quartile};
+use super::rounds::{Showing, Times, lower_quartile};
 
 /// Of how many rounds a way that is clearly faster may lose one: with seven rounds, chance does as well once in sixteen
 /// times, with fourteen once in a hundred and fifty.
@@ -17,7 +16,7 @@ const ROUNDS_PER_LOSS: usize = 7;
 
 /// How a way stands against the built-in choice.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Standing {
+pub(crate) enum Standing {
     /// Faster, clearly.
     Faster,
     /// Faster where it counts, but not clearly.
@@ -32,7 +31,7 @@ pub(super) enum Standing {
 }
 
 /// Compares the rounds of a way with those of the built-in choice, which were run in turns.
-pub(super) fn standing(rounds_us: &[f64], usual_us: &[f64]) -> Standing {
+pub(crate) fn standing(rounds_us: &[f64], usual_us: &[f64]) -> Standing {
     if lower_quartile(rounds_us) >= lower_quartile(usual_us) * (1.0 - MARGIN) {
         return Standing::NotFaster;
     }
@@ -43,45 +42,57 @@ pub(super) fn standing(rounds_us: &[f64], usual_us: &[f64]) -> Standing {
 
 /// One size of a contest.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Row {
-    pub(super) bytes: u64,
+pub(crate) struct Row {
+    /// The size.
+    pub(crate) bytes: u64,
     /// The built-in choice and its time.
-    pub(super) usual: Way,
-    pub(super) usual_us: f64,
+    pub(crate) usual: Way,
+    pub(crate) usual_us: f64,
     /// The table's choice and its time.
-    pub(super) chosen: Way,
-    pub(super) chosen_us: f64,
+    pub(crate) chosen: Way,
+    pub(crate) chosen_us: f64,
     /// A way that seemed faster than the built-in choice, without being so clearly, with its standing.
-    pub(super) unsure: Option<(Way, f64, Standing)>,
+    pub(crate) unsure: Option<(Way, f64, Standing)>,
 }
 
 /// A contest, decided.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Decided {
-    pub(super) title: &'static str,
-    pub(super) rows: Vec<Row>,
+pub(crate) struct Decided {
+    /// What it is about.
+    pub(crate) title: &'static str,
+    /// One for each size.
+    pub(crate) rows: Vec<Row>,
 }
 
 /// What came of it all.
-pub(super) struct CalibrationResult {
-    pub(super) table: Table,
-    pub(super) contests: Vec<Decided>,
+pub(crate) struct CalibrationResult {
+    /// What later jobs read.
+    pub(crate) table: Table,
+    /// The contests, decided, for people.
+    pub(crate) contests: Vec<Decided>,
 }
 
-/// Judges. The communicator must be without a table, so that it can say what the built-in choices are.
-pub(super) fn of(communicator: &Communicator, contests: &[Contest], times: &Times) -> CalibrationResult {
-    let mut usual: Vec<Vec<(u64, Way)>> = Vec::new();
-    let mut sizes: Vec<u64> = times.iter().map(|showing| showing.bytes).collect();
-    sizes.dedup();
-    for contest in contests {
-        usual.push(sizes.iter().map(|&bytes| (bytes, contest.chosen_now(bytes, communicator))).collect());
+impl CalibrationResult {
+    /// Judges. `built_in` says what a contest's choice at a size is without a table.
+    pub(crate) fn of(
+        class: Class,
+        contests: &[Contest],
+        times: &Times,
+        built_in: impl Fn(&Contest, u64) -> Way,
+    ) -> CalibrationResult {
+        let mut usual: Vec<Vec<(u64, Way)>> = Vec::new();
+        let mut sizes: Vec<u64> = times.iter().map(|showing| showing.bytes).collect();
+        sizes.dedup();
+        for contest in contests {
+            usual.push(sizes.iter().map(|&bytes| (bytes, built_in(contest, bytes))).collect());
+        }
+        let table = table(class, contests, &usual, times);
+        let decided = contests.iter().zip(&usual).map(|(contest, usual)| Decided {
+            title: contest.title,
+            rows: usual.iter().filter_map(|&(bytes, usual)| row(contest, bytes, usual, &table, times)).collect(),
+        });
+        CalibrationResult { contests: decided.collect(), table }
     }
-    let table = table(Class::of(communicator.topology()), contests, &usual, times);
-    let decided = contests.iter().zip(&usual).map(|(contest, usual)| Decided {
-        title: contest.title,
-        rows: usual.iter().filter_map(|&(bytes, usual)| row(contest, bytes, usual, &table, times)).collect(),
-    });
-    CalibrationResult { contests: decided.collect(), table }
 }
 
 fn showing(times: &Times, bytes: u64, way: Way) -> Option<&Showing> {
