@@ -3,31 +3,33 @@
 //!
 //! Pure: figures go in, sentences come out. A number of workers is what the rate of one worker asks for; it is said
 //! whether the machine has as many cores, because decoding is arithmetic and two workers on one core gain nothing.
+//! [`farandole_insight::verdict::InputNeeds`] says the same of a training, by its trace alone.
 
-use super::measure::Measured;
+use super::figures::PipelineFigures;
 
 /// What was measured, as far as advice needs it.
-pub(super) struct Figures<'a> {
+pub(crate) struct AdviceBasis<'a> {
     /// With one worker, warm.
-    pub(super) alone: &'a Measured,
+    pub(crate) alone: &'a PipelineFigures,
     /// The highest rate of all, and with how many workers.
-    pub(super) best: (usize, &'a Measured),
+    pub(crate) best: (usize, &'a PipelineFigures),
     /// Reading without decoding, with one worker.
-    pub(super) reading: &'a Measured,
+    pub(crate) reading: &'a PipelineFigures,
     /// With images reduced beforehand, with one worker, and to which shorter side.
-    pub(super) reduced: Option<(usize, &'a Measured)>,
+    pub(crate) reduced: Option<(usize, &'a PipelineFigures)>,
     /// With as many workers as were measured at most, from the disk.
-    pub(super) cold: Option<&'a Measured>,
+    pub(crate) cold: Option<&'a PipelineFigures>,
     /// Samples a second that the training takes.
-    pub(super) need: Option<f64>,
-    pub(super) cores: usize,
+    pub(crate) need: Option<f64>,
+    /// Cores of this machine.
+    pub(crate) cores: usize,
 }
 
 /// A share below which an improvement is not worth a conversion.
 const WORTH: f64 = 1.15;
 
 /// Sentences for people, the most important first.
-pub(super) fn advice(figures: &Figures<'_>) -> Vec<String> {
+pub(crate) fn advice(figures: &AdviceBasis<'_>) -> Vec<String> {
     let mut said = vec![most_of_it(figures.alone), saturation(figures)];
     if let Some(need) = figures.need {
         said.push(needed(figures, need));
@@ -46,7 +48,7 @@ pub(super) fn advice(figures: &Figures<'_>) -> Vec<String> {
     said
 }
 
-fn most_of_it(alone: &Measured) -> String {
+fn most_of_it(alone: &PipelineFigures) -> String {
     let all = alone.sample_us().max(1e-9);
     let stages = [
         ("reading", alone.read_us),
@@ -58,7 +60,7 @@ fn most_of_it(alone: &Measured) -> String {
     format!("A sample takes {all:.0} us of a worker, {:.0} % of it {name}.", 100.0 * most / all)
 }
 
-fn saturation(figures: &Figures<'_>) -> String {
+fn saturation(figures: &AdviceBasis<'_>) -> String {
     let (workers, best) = figures.best;
     let reading = figures.reading.samples_per_s;
     let plural = if workers == 1 { "" } else { "s" };
@@ -73,7 +75,7 @@ fn saturation(figures: &Figures<'_>) -> String {
     )
 }
 
-fn needed(figures: &Figures<'_>, need: f64) -> String {
+fn needed(figures: &AdviceBasis<'_>, need: f64) -> String {
     let workers = |rate: f64| (need / rate.max(1e-9)).ceil().max(1.0);
     let own = workers(figures.alone.samples_per_s);
     let enough = match own as usize <= figures.cores {
@@ -97,7 +99,7 @@ fn needed(figures: &Figures<'_>, need: f64) -> String {
 
 /// What of the training's rate is lost to preparing samples and to fetching them: the rates without input (synthetic),
 /// with samples in memory (warm) and from the disk (cold), as DS-Analyzer compares them.
-fn stalls(figures: &Figures<'_>, need: f64) -> String {
+fn stalls(figures: &AdviceBasis<'_>, need: f64) -> String {
     let share = |rate: f64| 100.0 * (1.0 - (rate / need).min(1.0));
     let warm = figures.best.1.samples_per_s;
     let mut said = format!(
@@ -113,7 +115,7 @@ fn stalls(figures: &Figures<'_>, need: f64) -> String {
 }
 
 /// What reducing images once gains, if it does.
-fn worth<'a>(figures: &Figures<'a>) -> Option<(usize, &'a Measured)> {
+fn worth<'a>(figures: &AdviceBasis<'a>) -> Option<(usize, &'a PipelineFigures)> {
     figures.reduced.filter(|(_, reduced)| reduced.samples_per_s > WORTH * figures.alone.samples_per_s)
 }
 
@@ -125,8 +127,8 @@ fn command(side: usize) -> String {
 mod tests {
     use super::*;
 
-    fn made(samples_per_s: f64, read_us: f64, decode_us: f64) -> Measured {
-        Measured {
+    fn made(samples_per_s: f64, read_us: f64, decode_us: f64) -> PipelineFigures {
+        PipelineFigures {
             samples: 100,
             samples_per_s,
             peak_per_s: samples_per_s,
@@ -145,7 +147,7 @@ mod tests {
         let cold = made(40.0, 9_000.0, 16_000.0);
         let (alone, reading, reduced) =
             (made(60.0, 100.0, 16_000.0), made(9_000.0, 100.0, 0.0), made(220.0, 50.0, 4_000.0));
-        let figures = Figures {
+        let figures = AdviceBasis {
             alone: &alone,
             best: (2, &alone),
             reading: &reading,
@@ -171,7 +173,7 @@ mod tests {
     #[test]
     fn a_conversion_that_gains_little_is_not_proposed() {
         let (alone, reduced) = (made(100.0, 9_000.0, 900.0), made(105.0, 9_000.0, 500.0));
-        let figures = Figures {
+        let figures = AdviceBasis {
             alone: &alone,
             best: (1, &alone),
             reading: &alone,

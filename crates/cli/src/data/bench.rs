@@ -1,6 +1,5 @@
 //! `farandole data bench`: the pipeline alone, stage by stage, and what a training needs of it.
 
-use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,10 +14,9 @@ use farandole_data::feed::Content;
 use farandole_data::records::Records;
 use farandole_data::sample::{Label, Task};
 use farandole_insight::verdict::InputNeeds;
-use serde::Serialize;
 
-use super::advice::{Figures, advice};
-use super::measure::{Measured, PREFETCH, Point, measure};
+use super::findings::{PipelineFindings, PipelineRow};
+use super::measure::{PREFETCH, Point, measure};
 use super::point::pixels;
 use super::{Opened, SourceArgs, cores};
 
@@ -73,25 +71,6 @@ pub(super) struct BenchArgs {
     json: bool,
 }
 
-/// One row of the result.
-#[derive(Serialize)]
-struct Row {
-    what: &'static str,
-    files: &'static str,
-    workers: usize,
-    #[serde(flatten)]
-    measured: Measured,
-}
-
-/// Everything, for JSON.
-#[derive(Serialize)]
-struct Findings {
-    source: String,
-    transform: String,
-    rows: Vec<Row>,
-    advice: Vec<String>,
-}
-
 /// Samples that are reduced in memory to see what that would gain.
 const REDUCED_SAMPLES: usize = 200;
 
@@ -118,14 +97,13 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode> {
         rows.push(args.row(&opened, "all", "cold", &images, *workers.last().unwrap_or(&1))?);
     }
     let reduced = args.reduced_row(&*opened.records, &images)?;
-    let said = advice(&args.figures(&rows, reduced.as_ref(), need));
-    rows.extend(reduced);
+    let reduced = reduced.map(|row| (args.reduced, row));
     let (source, transform) = (opened.title(), args.transform.clone());
-    let findings = Findings { source, transform, rows, advice: said };
+    let findings = PipelineFindings::of((source, transform), rows, reduced, need, cores());
     let text = if args.json {
         serde_json::to_string_pretty(&findings).context("the figures as JSON")? + "\n"
     } else {
-        text(&findings)
+        findings.text()
     };
     std::io::stdout().write_all(text.as_bytes()).context("writing the figures")?;
     Ok(ExitCode::SUCCESS)
@@ -152,7 +130,7 @@ impl BenchArgs {
         files: &'static str,
         content: &Content,
         workers: usize,
-    ) -> Result<Row> {
+    ) -> Result<PipelineRow> {
         let limit = Duration::from_secs_f64(self.seconds);
         let point = Point {
             content: content.clone(),
@@ -169,11 +147,11 @@ impl BenchArgs {
             let content = Content::Encoded;
             measure(&opened.records, &Point { content, limit: limit / 2, ..point.clone() })?;
         }
-        Ok(Row { what, files, workers, measured: measure(&opened.records, &point)? })
+        Ok(PipelineRow { what, files, workers, measured: measure(&opened.records, &point)? })
     }
 
     /// The whole pipeline over some images that were reduced beforehand, as a conversion would.
-    fn reduced_row(&self, records: &dyn Records, images: &Content) -> Result<Option<Row>> {
+    fn reduced_row(&self, records: &dyn Records, images: &Content) -> Result<Option<PipelineRow>> {
         if self.reduced == 0 {
             return Ok(None);
         }
@@ -182,7 +160,7 @@ impl BenchArgs {
         let point =
             Point { content: images.clone(), workers: 1, batch: self.batch, prefetch: PREFETCH, limit, once: false };
         let small: Arc<dyn Records> = Arc::new(small);
-        Ok(Some(Row { what: "reduced", files: "memory", workers: 1, measured: measure(&small, &point)? }))
+        Ok(Some(PipelineRow { what: "reduced", files: "memory", workers: 1, measured: measure(&small, &point)? }))
     }
 
     /// Samples a second that the training takes, if anybody says so.
@@ -197,22 +175,6 @@ impl BenchArgs {
             )
         })?;
         Ok(Some(needs.taken_per_s * needs.ranks as f64))
-    }
-
-    fn figures<'a>(&self, rows: &'a [Row], reduced: Option<&'a Row>, need: Option<f64>) -> Figures<'a> {
-        let all = rows.iter().filter(|row| (row.what, row.files) == ("all", "warm"));
-        let best = all.clone().max_by(|one, other| one.measured.samples_per_s.total_cmp(&other.measured.samples_per_s));
-        let alone = all.clone().find(|row| row.workers == 1);
-        let (alone, best) = alone.zip(best).expect("invariant: one worker is always measured");
-        Figures {
-            alone: &alone.measured,
-            best: (best.workers, &best.measured),
-            reading: &rows[0].measured,
-            reduced: reduced.map(|row| (self.reduced, &row.measured)),
-            cold: rows.iter().find(|row| (row.what, row.files) == ("all", "cold")).map(|row| &row.measured),
-            need,
-            cores: cores(),
-        }
     }
 }
 
@@ -259,27 +221,4 @@ impl Records for Reduced {
     fn fingerprint(&self) -> u64 {
         0
     }
-}
-
-/// A table, and what it means.
-fn text(findings: &Findings) -> String {
-    let mut text = format!("{}\n{}\n\n", findings.source, findings.transform);
-    let _ = writeln!(
-        text,
-        "{:<8} {:<7} {:>7} {:>11} {:>9} {:>9} {:>9} {:>10} {:>9} {:>8}",
-        "what", "files", "workers", "samples/s", "MB/s", "read us", "decode us", "change us", "store us", "MB held"
-    );
-    for Row { what, files, workers, measured } in &findings.rows {
-        let Measured { samples_per_s, bytes_per_s, read_us, decode_us, transform_us, store_us, memory_bytes, .. } =
-            measured;
-        let (megabytes_per_s, megabytes) = (bytes_per_s / 1e6, *memory_bytes as f64 / 1e6);
-        let _ = writeln!(
-            text,
-            "{what:<8} {files:<7} {workers:>7} {samples_per_s:>11.1} {megabytes_per_s:>9.1} {read_us:>9.0} \
-             {decode_us:>9.0} {transform_us:>10.0} {store_us:>9.0} {megabytes:>8.1}"
-        );
-    }
-    text.push('\n');
-    findings.advice.iter().for_each(|line| text += &format!("{line}\n"));
-    text
 }

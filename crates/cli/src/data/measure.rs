@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use farandole_data::feed::{Broken, Content, Feed, FeedConfig, FeedTimes};
 use farandole_data::records::Records;
-use serde::{Deserialize, Serialize};
+
+use super::figures::PipelineFigures;
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -34,34 +35,8 @@ pub(super) const PREFETCH: usize = 2;
 /// A run is cut into so many stretches, and the fastest of them is the peak: long enough for several batches each.
 const STRETCHES: u32 = 10;
 
-/// What came of it. Times are those of worker threads, with what they waited for (a disk, a core).
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Measured {
-    pub(crate) samples: u64,
-    pub(crate) samples_per_s: f64,
-    /// In the fastest tenth of the time.
-    pub(crate) peak_per_s: f64,
-    /// Of records as they lie in the storage.
-    pub(crate) bytes_per_s: f64,
-    pub(crate) read_us: f64,
-    pub(crate) decode_us: f64,
-    pub(crate) transform_us: f64,
-    pub(crate) store_us: f64,
-    /// The most memory that batches took at once.
-    pub(crate) memory_bytes: usize,
-    /// Samples that could not be read.
-    pub(crate) broken: u64,
-}
-
-impl Measured {
-    /// What one sample takes of one worker.
-    pub(super) fn sample_us(&self) -> f64 {
-        self.read_us + self.decode_us + self.transform_us + self.store_us
-    }
-}
-
 /// Makes batches until the time is over.
-pub(super) fn measure(records: &Arc<dyn Records>, point: &Point) -> Result<Measured> {
+pub(super) fn measure(records: &Arc<dyn Records>, point: &Point) -> Result<PipelineFigures> {
     let &Point { workers, batch, prefetch, .. } = point;
     let config = FeedConfig { batch, workers, prefetch, broken: Broken::Replaced, ..FeedConfig::default() };
     let feed = Feed::new(Arc::clone(records), point.content.clone(), config).map_err(|error| anyhow!("{error}"))?;
@@ -104,12 +79,17 @@ impl Peak {
     }
 }
 
-fn measured((samples, seconds): (u64, f64), peak_per_s: f64, times: &FeedTimes, memory_bytes: usize) -> Measured {
+fn measured(
+    (samples, seconds): (u64, f64),
+    peak_per_s: f64,
+    times: &FeedTimes,
+    memory_bytes: usize,
+) -> PipelineFigures {
     // Workers are ahead of the consumer: stages are divided by what was made, rates by what was taken.
     let made = times.samples.max(1) as f64;
     let each = |ns: u64| ns as f64 / made / 1e3;
     let rate = samples as f64 / seconds;
-    Measured {
+    PipelineFigures {
         samples,
         samples_per_s: rate,
         peak_per_s: peak_per_s.max(rate),

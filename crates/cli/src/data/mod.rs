@@ -1,6 +1,7 @@
 //! `farandole data`: data sets are converted, and the pipeline that reads them is measured.
 //!
-//! `convert` writes shards, `bench` measures, `measure` runs one point of that, `advice` says what the figures mean.
+//! `convert` writes shards, `bench` measures, `measure` runs one point of that, `findings` and `advice` say what the
+//! figures mean.
 //! `point` is the command that studies start for each of their points, `copies` makes the copies of a data set that a
 //! study of formats compares.
 //! What is read, and how, is the business of the crate `farandole-data`.
@@ -9,6 +10,8 @@ mod advice;
 mod bench;
 mod convert;
 mod copies;
+mod figures;
+mod findings;
 mod measure;
 mod point;
 
@@ -28,7 +31,7 @@ use rustix::fs::{Advice, fadvise};
 use bench::BenchArgs;
 use convert::ConvertArgs;
 pub(crate) use copies::{Copies, copies, format_of};
-pub(crate) use measure::Measured;
+pub(crate) use figures::PipelineFigures;
 use point::PointArgs;
 
 /// Convert data sets, and measure how fast they are read.

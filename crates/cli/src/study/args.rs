@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 use super::input_args::InputArgs;
-use super::ledger::Workload;
+use super::numbers::numbers;
 use super::planes;
-use super::point::numbers;
+use super::run::Workload;
 use super::sweep::{Axes, StudyKind};
 
 /// Measure how throughput depends on ranks, batch, threads, model, precision, plane, storage, format or loader, with
@@ -33,7 +34,7 @@ use super::sweep::{Axes, StudyKind};
 A script says how fast it is with lines `throughput: 812.4 samples/s` (one rank, for all) or `rank throughput: …` (every rank, its own).")]
 pub(crate) struct StudyArgs {
     /// What is varied
-    #[arg(value_enum, value_name = "KIND")]
+    #[arg(value_parser = kinds(), value_name = "KIND")]
     pub(super) kind: StudyKind,
 
     #[command(flatten)]
@@ -274,6 +275,23 @@ impl StudyArgs {
             input,
         })
     }
+}
+
+/// Reads one of these values by its word, and lists all of them with their meanings.
+pub(super) fn one_of<T: Copy + Send + Sync + 'static>(
+    all: &'static [T],
+    word: fn(T) -> &'static str,
+    meaning: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let values = all.iter().map(|value| PossibleValue::new(word(*value)).help(meaning(*value)));
+    PossibleValuesParser::new(values).try_map(move |given| {
+        let found = all.iter().find(|value| word(**value) == given);
+        found.copied().ok_or("not one of the values")
+    })
+}
+
+fn kinds() -> impl TypedValueParser<Value = StudyKind> {
+    one_of(&StudyKind::ALL, StudyKind::word, StudyKind::meaning)
 }
 
 /// 1, 2, 4, … up to the number of cores, which is always among them.

@@ -11,15 +11,16 @@ use serde::Serialize;
 use super::fit::{Law, Share, StepTime, knee};
 use super::input::{self, InputFigures};
 use super::input_findings;
-use super::ledger::{Measured, Run, RunOutcome};
 use super::planes::{self, Column, Messages};
 use super::point::StudyPoint;
+use super::run::{Measured, Run, RunOutcome};
 use super::sweep::{self, Axes, StudyKind};
 use super::throughput::median;
 
 /// What is known of one point.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
+    /// The point.
     pub(crate) point: StudyPoint,
     /// Throughput of each run that was measured, in the order of the repeats.
     pub(crate) runs: Vec<f64>,
@@ -68,9 +69,11 @@ impl Row {
 /// All rows, and what they come to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Findings {
+    /// What was varied.
     pub(crate) kind: StudyKind,
     /// What is counted, such as `samples`.
     pub(crate) unit: String,
+    /// A row for each point, in the order of the points.
     pub(crate) rows: Vec<Row>,
     /// The law's share that does not scale, where a law applies.
     #[serde(skip)]

@@ -7,35 +7,44 @@
 //!
 //! **Invariant:** no user name, password or query of a URL is kept or shown: points are known by [`shown`] names.
 
-use std::path::Path;
-
-use anyhow::{Result, ensure};
-use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use super::error::{Result, refuse};
 use super::point::StudyPoint;
 use super::sweep::StudyKind;
-use crate::data;
+use crate::data::PipelineFigures;
 
 /// What is kept of a source from one read to the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Cache {
-    /// Nothing: files are read from the disk, objects over the network
+    /// Nothing.
     Cold,
-    /// Memory: everything was read just before
+    /// All of it, in memory.
     Warm,
-    /// A folder on this machine's disk holds blocks of remote objects, which were read before
+    /// Blocks of remote objects, on this machine's disk.
     Disk,
 }
 
 impl Cache {
+    /// All of them, in the order in which they are listed.
+    pub(crate) const ALL: [Cache; 3] = [Cache::Cold, Cache::Warm, Cache::Disk];
+
     /// The word on the command line.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Cache::Cold => "cold",
             Cache::Warm => "warm",
             Cache::Disk => "disk",
+        }
+    }
+
+    /// What is kept, in one line.
+    pub(crate) fn meaning(self) -> &'static str {
+        match self {
+            Cache::Cold => "Nothing: files are read from the disk, objects over the network",
+            Cache::Warm => "Memory: everything was read just before",
+            Cache::Disk => "A folder on this machine's disk holds blocks of remote objects, which were read before",
         }
     }
 }
@@ -96,8 +105,11 @@ impl InputWorkload {
 pub(crate) struct InputAxes {
     /// Names and what is read.
     pub(crate) sources: Vec<(String, String)>,
+    /// Threads of each rank that make batches.
     pub(crate) workers: Vec<usize>,
+    /// Batches ahead.
     pub(crate) prefetch: Vec<usize>,
+    /// What is kept.
     pub(crate) caches: Vec<Cache>,
 }
 
@@ -128,9 +140,12 @@ impl InputAxes {
 pub(crate) fn named(sources: &[String]) -> Result<Vec<(String, String)>> {
     let named: Vec<(String, String)> = sources.iter().map(|source| (shown(source), source.clone())).collect();
     for (position, (name, source)) in named.iter().enumerate() {
-        ensure!(!source.trim().is_empty(), "--sources: an empty name");
-        let twice = named[..position].iter().any(|(other, _)| other == name);
-        ensure!(!twice, "--sources: {name} is there twice");
+        if source.trim().is_empty() {
+            return refuse("--sources: an empty name".to_owned());
+        }
+        if named[..position].iter().any(|(other, _)| other == name) {
+            return refuse(format!("--sources: {name} is there twice"));
+        }
     }
     Ok(named)
 }
@@ -144,15 +159,20 @@ pub(crate) fn shown(source: &str) -> String {
     format!("{scheme}://{authority}{path}")
 }
 
-/// Why a point cannot be measured here, if it cannot.
-pub(crate) fn refuses(point: &StudyPoint) -> Option<String> {
+/// Why a point cannot be measured here, if it cannot. `is_remote` says whether a source is read over the network,
+/// `lies_in_memory` why the files of one cannot be cold.
+pub(crate) fn refuses(
+    point: &StudyPoint,
+    is_remote: fn(&str) -> bool,
+    lies_in_memory: fn(&str) -> Option<String>,
+) -> Option<String> {
     let input = point.input.as_ref()?;
-    let remote = data::is_remote(&input.source);
+    let remote = is_remote(&input.source);
     match input.cache {
         Cache::Disk if !remote => {
             Some("its files lie on this machine: there is nothing to keep on its disk".to_owned())
         }
-        Cache::Cold if !remote => data::lies_in_memory(&input.source),
+        Cache::Cold if !remote => lies_in_memory(&input.source),
         _ => None,
     }
 }
@@ -186,24 +206,6 @@ pub(crate) fn shortened(name: &str, long: usize) -> String {
     format!("{scheme}…{end}")
 }
 
-/// Words of the job that measures a point alone.
-pub(crate) fn words(workload: &InputWorkload, point: &StudyPoint, input: &InputPoint, figures: &Path) -> Vec<String> {
-    let mut words: Vec<String> = ["data", "point"].map(str::to_owned).to_vec();
-    for (flag, value) in [
-        ("--transform", workload.transform.clone()),
-        ("--batch", point.batch.to_string()),
-        ("--workers", input.workers.to_string()),
-        ("--prefetch", input.prefetch.to_string()),
-        ("--seconds", workload.seconds.to_string()),
-        ("--figures", figures.display().to_string()),
-    ] {
-        words.extend([flag.to_owned(), value]);
-    }
-    words.extend((input.cache == Cache::Cold).then(|| "--cold".to_owned()));
-    words.extend(["--".to_owned(), input.source.clone()]);
-    words
-}
-
 /// What is known of a run of these studies beside its throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct InputFigures {
@@ -219,8 +221,8 @@ pub(crate) struct InputFigures {
 
 impl InputFigures {
     /// Those of a run alone, with the seconds of a sample by stage.
-    pub(crate) fn alone(measured: &data::Measured) -> (InputFigures, Vec<(String, f64)>) {
-        let &data::Measured { samples_per_s, peak_per_s, bytes_per_s, broken, .. } = measured;
+    pub(crate) fn alone(measured: &PipelineFigures) -> (InputFigures, Vec<(String, f64)>) {
+        let &PipelineFigures { samples_per_s, peak_per_s, bytes_per_s, broken, .. } = measured;
         let figures = InputFigures { mean_per_s: samples_per_s, peak_per_s, bytes_per_s: Some(bytes_per_s), broken };
         let stages = [
             ("read", measured.read_us),

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use clap::builder::TypedValueParser;
 
 use super::input::{Cache, InputAxes, InputWorkload, named, shown};
-use super::point::numbers;
+use super::numbers::numbers;
 use super::sweep::StudyKind;
 use crate::data::{self, Copies};
 
@@ -40,7 +41,7 @@ pub(crate) struct InputArgs {
     prefetch: Option<String>,
 
     /// What is kept of the source [default: cold,warm; for loader warm]
-    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_parser = caches(), value_name = "LIST", value_delimiter = ',')]
     cache: Vec<Cache>,
 
     /// What is done to images, with commas between, as in `farandole data bench` [default:
@@ -55,6 +56,10 @@ pub(crate) struct InputArgs {
     /// Let `farandole train` use the batches, instead of nobody
     #[arg(long)]
     pub(super) in_training: bool,
+}
+
+fn caches() -> impl TypedValueParser<Value = Cache> {
+    super::args::one_of(&Cache::ALL, Cache::word, Cache::meaning)
 }
 
 /// Images of networks for ImageNet.

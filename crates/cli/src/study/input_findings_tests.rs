@@ -1,8 +1,8 @@
 //! Studies of the input pipeline whose outcome is known by arithmetic.
 
 use super::super::input::{InputAxes, InputFigures};
-use super::super::ledger::{Measured, Run, RunOutcome};
 use super::super::point::StudyPoint;
+use super::super::run::{Measured, Run, RunOutcome};
 use super::super::sweep::{self, Axes};
 use super::*;
 

@@ -15,73 +15,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
-use super::input::{InputFigures, InputWorkload};
-use super::planes::Messages;
 use super::point::StudyPoint;
-use super::sweep::StudyKind;
-
-/// What must be the same for runs to be comparable. Points and repeats may be added later.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Workload {
-    pub(crate) kind: StudyKind,
-    /// The user's command; none is the built-in trainer.
-    pub(crate) command: Option<String>,
-    /// More words for the trainer.
-    pub(crate) words: Vec<String>,
-    /// Steps that are measured, for the trainer.
-    pub(crate) steps: usize,
-    /// Steps, or lines of throughput, that are left out at the beginning.
-    pub(crate) warm_up: usize,
-    /// Where it runs, as given.
-    pub(crate) hosts: Option<String>,
-    /// What is read, in a study of that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) input: Option<InputWorkload>,
-}
-
-/// One run of one point.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Run {
-    pub(crate) point: StudyPoint,
-    pub(crate) repeat: usize,
-    /// How long it took, starting and ending included.
-    pub(crate) seconds: f64,
-    pub(crate) outcome: RunOutcome,
-}
-
-/// What came of it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum RunOutcome {
-    /// It was measured.
-    Measured(Measured),
-    /// It was not, and this is why.
-    Failed(String),
-    /// This machine cannot do it, and this is why.
-    Refused(String),
-}
-
-/// What was measured.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Measured {
-    /// Of all ranks together.
-    pub(crate) per_s: f64,
-    /// What is counted, such as `samples`.
-    pub(crate) unit: String,
-    /// Seconds that a rank spent in each phase of an iteration, on average; empty without marks in the trace.
-    pub(crate) phases: Vec<(String, f64)>,
-    /// Where the time of all ranks went, in percent: the report's split by cause. Empty without a trace.
-    pub(crate) split: Vec<(String, f64)>,
-    /// Operations by size. Empty without a trace.
-    #[serde(default)]
-    pub(crate) messages: Vec<Messages>,
-    /// What else is known, in a study of the input pipeline.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) input: Option<InputFigures>,
-}
+use super::run::{Run, RunOutcome, Workload};
 
 /// The folder.
 #[derive(Debug)]
@@ -110,7 +48,7 @@ impl Ledger {
             Some(there) => bail!(
                 "{} holds another study ({}). Give another folder with --out, or --fresh to begin anew there",
                 folder.display(),
-                difference(&there, workload)
+                there.difference(workload)
             ),
         }
         Ok(ledger)
@@ -135,27 +73,6 @@ impl Ledger {
     fn run_file(&self, point: &StudyPoint, repeat: usize) -> PathBuf {
         self.folder.join("runs").join(format!("{}.{repeat}.json", point.name()))
     }
-}
-
-/// In what two workloads differ.
-fn difference(there: &Workload, wanted: &Workload) -> String {
-    let parts = |workload: &Workload| {
-        [
-            ("kind", workload.kind.word().to_owned()),
-            ("command", workload.command.clone().unwrap_or_else(|| "the built-in trainer".to_owned())),
-            ("words for the trainer", workload.words.join(" ")),
-            ("steps", workload.steps.to_string()),
-            ("warm-up", workload.warm_up.to_string()),
-            ("hosts", workload.hosts.clone().unwrap_or_else(|| "this one".to_owned())),
-            ("input", workload.input.as_ref().map_or_else(|| "none".to_owned(), InputWorkload::text)),
-        ]
-    };
-    let pairs = parts(there).into_iter().zip(parts(wanted));
-    let other: Vec<String> = pairs
-        .filter(|((_, there), (_, wanted))| there != wanted)
-        .map(|((name, there), (_, wanted))| format!("{name}: {there} there, {wanted} now"))
-        .collect();
-    other.join("; ")
 }
 
 fn ignore_missing(outcome: std::io::Result<()>) -> Result<()> {
@@ -200,6 +117,8 @@ pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::study::run::Measured;
+    use crate::study::sweep::StudyKind;
 
     fn workload() -> Workload {
         Workload {

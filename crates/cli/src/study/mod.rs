@@ -9,21 +9,26 @@
 //! *Not here:* training. A study starts `farandole train` or any command; it knows no tensor.
 
 mod args;
+mod error;
 mod findings;
 mod fit;
+mod here;
 mod input;
 mod input_args;
 mod input_findings;
 mod ledger;
+mod numbers;
 mod page;
 mod planes;
 mod point;
 mod progress;
+mod run;
 mod runner;
 mod stop;
 mod sweep;
 mod table;
 mod throughput;
+mod times;
 
 use std::io::Write;
 use std::path::Path;
@@ -34,12 +39,12 @@ use anyhow::{Context, Result, bail, ensure};
 
 pub(crate) use args::StudyArgs;
 use findings::{Findings, label};
-use ledger::{Ledger, Run, RunOutcome, Workload};
-use planes::Here;
+use ledger::Ledger;
 use point::StudyPoint;
 use progress::Progress;
 #[cfg(feature = "train")]
 pub(crate) use progress::short;
+use run::{Run, RunOutcome};
 use runner::Runner;
 use stop::Stop;
 use sweep::{Axes, StudyKind};
@@ -79,7 +84,7 @@ pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
         timeout: args.timeout(),
         scratch: std::env::current_dir().context("the current directory has gone")?.join(&folder).join("running"),
         stop,
-        here: (args.kind == StudyKind::Planes).then(Here::look),
+        here: (args.kind == StudyKind::Planes).then(here::look),
     };
     let runs = measure_all(&axes, &points, args.repeats, &ledger, &runner)?;
     if let Some(signal) = runner.stop.asked() {
@@ -88,7 +93,7 @@ pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {
         return Ok(ExitCode::from(128 + signal));
     }
     let findings = Findings::of(&axes, &points, &runs)?;
-    keep(&folder, &findings, &subject(&workload, &axes, args.repeats))?;
+    keep(&folder, &findings, &workload.subject(&axes, args.repeats))?;
     let said = if args.json {
         serde_json::to_string_pretty(&findings).context("the findings as JSON")? + "\n"
     } else {
@@ -173,21 +178,4 @@ fn keep(folder: &Path, findings: &Findings, subject: &str) -> Result<()> {
     ledger::write(&folder.join("results.json"), findings)?;
     ledger::write_text(&folder.join("study.csv"), &table::csv(findings))?;
     ledger::write_text(&folder.join("study.html"), &page::page(findings, subject))
-}
-
-/// What was measured and how, in one line.
-fn subject(workload: &Workload, axes: &Axes, repeats: usize) -> String {
-    let what = match (&workload.command, &workload.input) {
-        (Some(command), _) => format!("`{command}`"),
-        (None, Some(input)) if !input.in_training => input.text(),
-        (None, Some(input)) => {
-            let (model, steps) = (axes.models.join(", "), workload.steps);
-            format!("{}, {model}, {steps} steps after {} of warm-up", input.text(), workload.warm_up)
-        }
-        (None, None) => {
-            format!("{}, {} steps after {} of warm-up", axes.models.join(", "), workload.steps, workload.warm_up)
-        }
-    };
-    let runs = if repeats == 1 { "run" } else { "runs" };
-    format!("Study of {}: {what}; {repeats} {runs} of each point", axes.kind.word())
 }

@@ -1,24 +1,22 @@
 //! The study of planes: one script over every way that tensors on GPUs can be reduced, with and without MPS.
 //!
-//! A plane is a word: `staged`, `own`, `nccl`, or the same with `+mps`. What this machine cannot do is said before it
-//! is tried ([`Here`]), and named in the end: nothing is left out in silence. Beside the throughput stands what the
-//! talks' profiler shows: for each class of message sizes the number of operations, their time and its share, plane by
-//! plane ([`messages`]).
+//! A plane is a word: `staged`, `own`, `nccl`, or the same with `+mps`. What a machine cannot do is refused before it
+//! is tried ([`PlaneSupport`]), and named in the findings: nothing is left out in silence. Beside the throughput stands
+//! a profile of messages: for each class of sizes the number of operations, their time and its share, plane by plane
+//! ([`messages`]).
 
-use anyhow::{Result, ensure};
-use farandole_device::cuda;
 use farandole_insight::history::History;
 use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileRow, ProfileView};
 use serde::{Deserialize, Serialize};
 
+use super::error::{Result, refuse};
 use super::point::StudyPoint;
-use crate::bench::ours::NCCL_SHARES_GPUS;
 
 /// All ways, in the order in which they are shown. What goes through host memory is what the others are compared with.
 pub(crate) const PLANES: [&str; 6] = ["staged", "own", "nccl", "staged+mps", "own+mps", "nccl+mps"];
 
 /// The program that starts MPS. It comes with the driver.
-const MPS: &str = "nvidia-cuda-mps-control";
+pub(crate) const MPS: &str = "nvidia-cuda-mps-control";
 
 /// The plane without what says that MPS is used, and whether it is.
 pub(crate) fn parts(plane: &str) -> (&str, bool) {
@@ -28,32 +26,23 @@ pub(crate) fn parts(plane: &str) -> (&str, bool) {
 /// Refuses words that are no plane.
 pub(crate) fn check(planes: &[String]) -> Result<()> {
     for plane in planes {
-        ensure!(PLANES.contains(&plane.as_str()), "--planes {plane}: there are {}", PLANES.join(", "));
+        if !PLANES.contains(&plane.as_str()) {
+            return refuse(format!("--planes {plane}: there are {}", PLANES.join(", ")));
+        }
     }
     Ok(())
 }
 
-/// What this machine has for planes.
+/// What a machine has for planes.
 #[derive(Clone, Debug)]
-pub(crate) struct Here {
+pub(crate) struct PlaneSupport {
     /// GPUs, or why there are none.
     pub(crate) gpus: std::result::Result<usize, String>,
     /// Whether MPS can be started.
     pub(crate) has_mps: bool,
 }
 
-impl Here {
-    /// Looks.
-    pub(crate) fn look() -> Here {
-        let gpus = cuda::list().map_err(|error| error.to_string()).and_then(|list| match list.len() {
-            0 => Err("the driver knows no GPU".to_owned()),
-            count => Ok(count),
-        });
-        let folders = std::env::var_os("PATH").unwrap_or_default();
-        let has_mps = std::env::split_paths(&folders).any(|folder| folder.join(MPS).is_file());
-        Here { gpus, has_mps }
-    }
-
+impl PlaneSupport {
     /// Why a point cannot be measured here, if it cannot. Without GPUs the script works in host memory, which is what
     /// `staged` comes to.
     pub(crate) fn refuses(&self, point: &StudyPoint) -> Option<String> {
@@ -70,10 +59,10 @@ impl Here {
         }
     }
 
-    /// What a shell does before the command of a point.
-    pub(crate) fn prepares(&self, point: &StudyPoint) -> Option<String> {
+    /// Whether ranks of a point share GPUs by NCCL, which needs to be told that they are of different hosts.
+    pub(crate) fn shares_gpus_by_nccl(&self, point: &StudyPoint) -> bool {
         let shares = self.gpus.as_ref().is_ok_and(|gpus| point.ranks > *gpus);
-        (parts(&point.plane).0 == "nccl" && shares).then(|| format!("{NCCL_SHARES_GPUS}; "))
+        parts(&point.plane).0 == "nccl" && shares
     }
 }
 
@@ -193,18 +182,18 @@ mod tests {
 
     #[test]
     fn what_a_machine_cannot_do_has_its_reason() {
-        let without = Here { gpus: Err("no driver library".to_owned()), has_mps: false };
+        let without = PlaneSupport { gpus: Err("no driver library".to_owned()), has_mps: false };
         assert_eq!(without.refuses(&point("staged", 2)), None);
         assert_eq!(without.refuses(&point("nccl", 2)).unwrap(), "it needs a GPU: no driver library");
         assert!(without.refuses(&point("staged+mps", 2)).unwrap().contains("GPU"));
-        let one = Here { gpus: Ok(1), has_mps: false };
+        let one = PlaneSupport { gpus: Ok(1), has_mps: false };
         assert_eq!(one.refuses(&point("own", 2)), None);
         assert!(one.refuses(&point("own+mps", 2)).unwrap().contains("nvidia-cuda-mps-control"));
-        let two = Here { gpus: Ok(2), has_mps: true };
+        let two = PlaneSupport { gpus: Ok(2), has_mps: true };
         assert!(two.refuses(&point("own+mps", 2)).unwrap().contains("one of its own"));
         assert_eq!(two.refuses(&point("own+mps", 4)), None);
-        assert!(two.prepares(&point("nccl+mps", 4)).unwrap().starts_with("export NCCL_HOSTID="));
-        assert!(two.prepares(&point("nccl", 2)).is_none() && two.prepares(&point("own", 4)).is_none());
+        assert!(two.shares_gpus_by_nccl(&point("nccl+mps", 4)));
+        assert!(!two.shares_gpus_by_nccl(&point("nccl", 2)) && !two.shares_gpus_by_nccl(&point("own", 4)));
     }
 
     #[test]

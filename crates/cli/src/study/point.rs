@@ -3,7 +3,6 @@
 //! A point has a name that is good for files and the same in every session, so that results can be found again. It also
 //! knows the words by which a user's command refers to it: `{ranks}` stands for the number of ranks, and so on.
 
-use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::input::InputPoint;
@@ -87,27 +86,6 @@ impl StudyPoint {
     }
 }
 
-/// A number list such as `1,2,4` or `1-4`; ascending, without repetition, none of them zero.
-pub(crate) fn numbers(list: &str) -> Result<Vec<usize>> {
-    let mut numbers = Vec::new();
-    for part in list.split(',').map(str::trim) {
-        let parsed = match part.split_once('-') {
-            Some((from, to)) => from.trim().parse().and_then(|from: usize| Ok((from, to.trim().parse()?))),
-            None => part.parse().map(|number| (number, number)),
-        };
-        match parsed {
-            Ok((from, to)) if from > 0 && from <= to && to - from < MOST => numbers.extend(from..=to),
-            _ => bail!("`{part}`: give numbers from one up, as in 1,2,4 or 1-4"),
-        }
-    }
-    numbers.sort_unstable();
-    numbers.dedup();
-    Ok(numbers)
-}
-
-/// A range that is longer was a slip of the finger.
-const MOST: usize = 4096;
-
 /// FNV-1a: the same for the same text in every session.
 fn fnv(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
@@ -146,13 +124,5 @@ mod tests {
         let variables = point().variables();
         assert!(variables.contains(&"FARANDOLE_STUDY_TOTAL_BATCH=64".to_owned()), "{variables:?}");
         assert!(variables.contains(&"OMP_NUM_THREADS=3".to_owned()), "{variables:?}");
-    }
-
-    #[test]
-    fn numbers_are_lists_and_ranges() {
-        assert_eq!(numbers("4, 1-2,2").unwrap(), [1, 2, 4]);
-        for wrong in ["", "0", "2-1", "1,,2", "x", "1-99999", "-1"] {
-            assert!(numbers(wrong).unwrap_err().to_string().contains("1,2,4"), "{wrong}");
-        }
     }
 }

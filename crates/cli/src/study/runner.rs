@@ -13,15 +13,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use farandole_cluster::launch::exec_shim;
-use farandole_insight::history::History;
-use farandole_insight::loss::TimeSplit;
 
-use super::input::{self, Cache, InputFigures};
-use super::ledger::{Measured, Workload};
-use super::planes::{self, Here, Messages};
+use super::input::{self, Cache, InputFigures, InputPoint, InputWorkload};
+use super::planes::{self, PlaneSupport};
 use super::point::StudyPoint;
+use super::run::{Measured, Workload};
 use super::stop::Stop;
 use super::throughput::{self, Throughput};
+use super::times::RunTimes;
+use crate::bench::ours::NCCL_SHARES_GPUS;
+use crate::data;
 
 /// How often a running job is looked at: a job takes seconds.
 const LOOK_MS: u64 = 20;
@@ -44,7 +45,7 @@ pub(crate) struct Runner {
     /// Whether anybody still wants to know.
     pub(crate) stop: Stop,
     /// What the machine has for planes, in a study of these.
-    pub(crate) here: Option<Here>,
+    pub(crate) here: Option<PlaneSupport>,
 }
 
 /// How a job has ended.
@@ -74,7 +75,8 @@ impl Runner {
 
     /// Why this machine cannot measure a point, if it cannot.
     pub(crate) fn refuses(&self, point: &StudyPoint) -> Option<String> {
-        self.here.as_ref().and_then(|here| here.refuses(point)).or_else(|| input::refuses(point))
+        let refused = self.here.as_ref().and_then(|here| here.refuses(point));
+        refused.or_else(|| input::refuses(point, data::is_remote, data::lies_in_memory))
     }
 
     /// Whether the input pipeline is measured without a training.
@@ -85,8 +87,8 @@ impl Runner {
     /// Before a training: its samples lie in memory, or do not. A pipeline alone sees to that itself.
     fn prepare(&self, point: &StudyPoint) -> Result<()> {
         match &point.input {
-            Some(input) if !self.alone() && input.cache == Cache::Cold => crate::data::make_cold(&input.source),
-            Some(input) if !self.alone() => crate::data::make_warm(&input.source, &|| self.stop.asked().is_none()),
+            Some(input) if !self.alone() && input.cache == Cache::Cold => data::make_cold(&input.source),
+            Some(input) if !self.alone() => data::make_warm(&input.source, &|| self.stop.asked().is_none()),
             _ => Ok(()),
         }
     }
@@ -156,7 +158,7 @@ impl Runner {
     /// The words of the job.
     fn words(&self, point: &StudyPoint) -> Vec<OsString> {
         if let (Some(workload), Some(input), true) = (&self.workload.input, &point.input, self.alone()) {
-            let words = input::words(workload, point, input, &self.scratch.join("figures.json"));
+            let words = pipeline_words(workload, point, input, &self.scratch.join("figures.json"));
             return words.into_iter().map(OsString::from).collect();
         }
         let text = |text: &str| OsString::from(text);
@@ -195,8 +197,9 @@ impl Runner {
             Some(command) => {
                 flags.push((text("--output-filename"), file("output")));
                 flags.extend(point.variables().into_iter().map(|variable| (text("--env"), variable.into())));
-                let prepared = self.here.as_ref().and_then(|here| here.prepares(point));
-                let filled = format!("{}{}", prepared.unwrap_or_default(), point.fill(command));
+                let shares = self.here.as_ref().is_some_and(|here| here.shares_gpus_by_nccl(point));
+                let prepared = if shares { format!("{NCCL_SHARES_GPUS}; ") } else { String::new() };
+                let filled = format!("{prepared}{}", point.fill(command));
                 (text("run"), vec![text("sh"), text("-c"), filled.into()])
             }
         };
@@ -217,7 +220,9 @@ impl Runner {
         let mut input = None;
         let Throughput { per_s, unit } = match &self.workload.command {
             None => {
-                let (throughput, figures) = summary(&self.scratch.join("log.jsonl"))?;
+                let log = self.scratch.join("log.jsonl");
+                let text = fs::read_to_string(&log).with_context(|| format!("reading {}", log.display()))?;
+                let (throughput, figures) = throughput::of_trainer(&text)?;
                 input = point.input.as_ref().and(figures);
                 throughput
             }
@@ -232,7 +237,7 @@ impl Runner {
                 throughput::read(&outputs, self.workload.warm_up)?
             }
         };
-        let Times { phases, split, messages } = where_time_went(&self.scratch.join("trace"))?;
+        let RunTimes { phases, split, messages } = where_time_went(&self.scratch.join("trace"))?;
         Ok(Measured { per_s, unit, phases, split, messages, input })
     }
 
@@ -247,60 +252,30 @@ impl Runner {
     }
 }
 
-/// What the trainer says at its end, in the last line of its log. The median over steps counts, which does not mind the
-/// first ones.
-fn summary(log: &Path) -> Result<(Throughput, Option<InputFigures>)> {
-    let text = fs::read_to_string(log).with_context(|| format!("reading {}", log.display()))?;
-    let last = text.lines().rev().find(|line| line.contains("\"summary\""));
-    let last = last.context("the trainer's log has no summary")?;
-    let value: serde_json::Value = serde_json::from_str(last).context("the trainer's summary")?;
-    let per_s = value["median_samples_per_s"].as_f64().filter(|per_s| *per_s > 0.0);
-    let per_s = per_s.context("the trainer's summary has no throughput")?;
-    let ranks = value["samples_per_s_by_rank"].as_array();
-    let peak = ranks.map(|ranks| ranks.iter().filter_map(|rank| rank["upper"].as_f64()).sum::<f64>());
-    let figures = value["samples_per_s"].as_f64().zip(peak).map(|(mean_per_s, peak_per_s)| InputFigures {
-        mean_per_s,
-        peak_per_s,
-        bytes_per_s: None,
-        broken: 0,
-    });
-    Ok((Throughput { per_s, unit: "samples".to_owned() }, figures))
+/// Words of the job that measures a point alone.
+fn pipeline_words(workload: &InputWorkload, point: &StudyPoint, input: &InputPoint, figures: &Path) -> Vec<String> {
+    let mut words: Vec<String> = ["data", "point"].map(str::to_owned).to_vec();
+    for (flag, value) in [
+        ("--transform", workload.transform.clone()),
+        ("--batch", point.batch.to_string()),
+        ("--workers", input.workers.to_string()),
+        ("--prefetch", input.prefetch.to_string()),
+        ("--seconds", workload.seconds.to_string()),
+        ("--figures", figures.display().to_string()),
+    ] {
+        words.extend([flag.to_owned(), value]);
+    }
+    words.extend((input.cache == Cache::Cold).then(|| "--cold".to_owned()));
+    words.extend(["--".to_owned(), input.source.clone()]);
+    words
 }
 
-/// Seconds of an iteration by phase, percent of all time by cause, and operations by size.
-#[derive(Default)]
-struct Times {
-    phases: Vec<(String, f64)>,
-    split: Vec<(String, f64)>,
-    messages: Vec<Messages>,
-}
-
-/// Read from the trace. A program that does not use farandole has none, which is no fault.
-fn where_time_went(folder: &Path) -> Result<Times> {
+/// Where the time of a run went, read from its trace. A program that does not use farandole has none.
+fn where_time_went(folder: &Path) -> Result<RunTimes> {
     if !folder.exists() {
-        return Ok(Times::default());
+        return Ok(RunTimes::default());
     }
-    let history = crate::report::load::history(folder)?;
-    let split = TimeSplit::of(&history).rows();
-    let split = split.into_iter().map(|row| (row.key.to_owned(), row.tenths as f64 / 10.0)).collect();
-    Ok(Times { phases: phases(&history), split, messages: planes::by_size(&history) })
-}
-
-/// Seconds of each phase for one iteration of one rank, in the order in which phases first begin.
-fn phases(history: &History) -> Vec<(String, f64)> {
-    let iterations: usize = history.ranks.iter().map(|rank| rank.iterations.len()).sum();
-    let mut phases: Vec<(String, f64)> = Vec::new();
-    if iterations == 0 {
-        return phases;
-    }
-    for phase in history.ranks.iter().flat_map(|rank| &rank.phases) {
-        let seconds = (phase.to_ns - phase.from_ns) as f64 / 1e9 / iterations as f64;
-        match phases.iter_mut().find(|(name, _)| *name == phase.name) {
-            Some((_, sum)) => *sum += seconds,
-            None => phases.push((phase.name.clone(), seconds)),
-        }
-    }
-    phases
+    Ok(RunTimes::of(&crate::report::load::history(folder)?))
 }
 
 fn last_lines(log: &Path) -> String {
@@ -312,4 +287,32 @@ fn last_lines(log: &Path) -> String {
         .map(|line| format!("    {line}"))
         .collect::<Vec<_>>()
         .join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::study::sweep::StudyKind;
+
+    #[test]
+    fn ranks_that_share_gpus_by_nccl_have_hosts_of_their_own() {
+        let command = Some("./x".to_owned());
+        let (kind, words, hosts) = (StudyKind::Planes, Vec::new(), None);
+        let runner = Runner {
+            executable: PathBuf::new(),
+            workload: Workload { kind, command, words, steps: 1, warm_up: 0, hosts, input: None },
+            timeout: GRACE,
+            scratch: PathBuf::new(),
+            stop: Stop::default(),
+            here: Some(PlaneSupport { gpus: Ok(2), has_mps: true }),
+        };
+        let command = |plane: &str, ranks| {
+            let (model, precision, plane) = ("command".to_owned(), "f32".to_owned(), plane.to_owned());
+            let point = StudyPoint { model, ranks, threads: 1, batch: 32, precision, plane, input: None };
+            runner.words(&point).pop().unwrap().into_string().unwrap()
+        };
+        let shared = command("nccl+mps", 4);
+        assert!(shared.starts_with("export NCCL_HOSTID=") && shared.ends_with("; ./x"), "{shared}");
+        assert_eq!((command("nccl", 2), command("own", 4)), ("./x".to_owned(), "./x".to_owned()));
+    }
 }

@@ -4,40 +4,53 @@
 //! before the first job runs: a total batch that some number of ranks does not divide, ranks that do not divide the
 //! cores.
 
-use anyhow::{Result, bail, ensure};
-use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use super::error::{Error, Result, refuse};
 use super::input::InputAxes;
 use super::point::StudyPoint;
 
 /// What is varied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum StudyKind {
-    /// Ranks, with the batch of each rank fixed: the work grows with the ranks
+    /// Ranks; the batch of each rank is fixed.
     Weak,
-    /// Ranks, with the batch of all ranks together fixed: the same work for more ranks
+    /// Ranks; the batch of all ranks together is fixed.
     Strong,
-    /// The batch of each rank
+    /// The batch of each rank.
     Batch,
-    /// How the cores are divided into ranks and threads of each
+    /// Ranks and threads on the same cores.
     Threads,
-    /// The network, each on few and on many ranks
+    /// The network.
     Models,
-    /// How gradients travel
+    /// The element type of gradients on the wire.
     Precision,
-    /// Where tensors on GPUs are reduced, with and without MPS
+    /// The plane of tensors on GPUs.
     Planes,
-    /// Where samples lie
+    /// The storage of samples.
     Storage,
-    /// How samples are stored
+    /// The file format of samples.
     Format,
-    /// Who reads samples: workers, batches ahead, caches
+    /// Workers, batches ahead and caches of the loader.
     Loader,
 }
 
 impl StudyKind {
+    /// All kinds, in the order in which they are listed.
+    pub(crate) const ALL: [StudyKind; 10] = [
+        StudyKind::Weak,
+        StudyKind::Strong,
+        StudyKind::Batch,
+        StudyKind::Threads,
+        StudyKind::Models,
+        StudyKind::Precision,
+        StudyKind::Planes,
+        StudyKind::Storage,
+        StudyKind::Format,
+        StudyKind::Loader,
+    ];
+
     /// The word on the command line.
     pub(crate) fn word(self) -> &'static str {
         match self {
@@ -51,6 +64,22 @@ impl StudyKind {
             StudyKind::Storage => "storage",
             StudyKind::Format => "format",
             StudyKind::Loader => "loader",
+        }
+    }
+
+    /// What is varied, in one line.
+    pub(crate) fn meaning(self) -> &'static str {
+        match self {
+            StudyKind::Weak => "Ranks, with the batch of each rank fixed: the work grows with the ranks",
+            StudyKind::Strong => "Ranks, with the batch of all ranks together fixed: the same work for more ranks",
+            StudyKind::Batch => "The batch of each rank",
+            StudyKind::Threads => "How the cores are divided into ranks and threads of each",
+            StudyKind::Models => "The network, each on few and on many ranks",
+            StudyKind::Precision => "How gradients travel",
+            StudyKind::Planes => "Where tensors on GPUs are reduced, with and without MPS",
+            StudyKind::Storage => "Where samples lie",
+            StudyKind::Format => "How samples are stored",
+            StudyKind::Loader => "Who reads samples: workers, batches ahead, caches",
         }
     }
 
@@ -73,13 +102,19 @@ impl StudyKind {
 /// What was asked for, with every default filled in.
 #[derive(Clone, Debug)]
 pub(crate) struct Axes {
+    /// What is varied.
     pub(crate) kind: StudyKind,
+    /// Networks; several in a study of models.
     pub(crate) models: Vec<String>,
     /// For threads, the numbers of ranks that are tried; all that divide the cores if there is none.
     pub(crate) ranks: Vec<usize>,
+    /// Threads of each rank.
     pub(crate) threads: usize,
+    /// Samples of each rank in one step; several in a study of batches.
     pub(crate) batches: Vec<usize>,
+    /// Samples of all ranks in one step, where these are fixed.
     pub(crate) total_batch: usize,
+    /// Element types of gradients on the wire; several in a study of precision.
     pub(crate) precisions: Vec<String>,
     /// Of a study of planes; empty in others.
     pub(crate) planes: Vec<String>,
@@ -130,8 +165,7 @@ pub(crate) fn points(axes: &Axes) -> Result<Vec<StudyPoint>> {
             on_all_ranks(axes, inputs.iter().map(|input| StudyPoint { input: Some(input.clone()), ..one.clone() }))
         }
     };
-    ensure!(!points.is_empty(), "nothing to measure");
-    Ok(points)
+    if points.is_empty() { refuse("nothing to measure".to_owned()) } else { Ok(points) }
 }
 
 /// The same points on each number of ranks.
@@ -143,10 +177,10 @@ fn on_all_ranks(axes: &Axes, points: impl Iterator<Item = StudyPoint> + Clone) -
 /// The batch of each rank where all ranks together have a fixed one.
 fn share(total: usize, ranks: usize) -> Result<usize> {
     if !total.is_multiple_of(ranks) {
-        bail!(
+        return refuse(format!(
             "a total batch of {total} cannot be divided among {ranks} ranks: the work would not be the same. Give \
              --total-batch a multiple of {ranks}, or leave {ranks} out of --ranks"
-        );
+        ));
     }
     Ok(total / ranks)
 }
@@ -155,7 +189,7 @@ fn share(total: usize, ranks: usize) -> Result<usize> {
 fn layouts(axes: &Axes, one: &StudyPoint) -> Result<Vec<StudyPoint>> {
     let cores = axes.cores;
     if let Some(ranks) = axes.ranks.iter().find(|ranks| !cores.is_multiple_of(**ranks)) {
-        bail!("--ranks {ranks}: {cores} cores cannot be divided evenly among {ranks} ranks");
+        return refuse(format!("--ranks {ranks}: {cores} cores cannot be divided evenly among {ranks} ranks"));
     }
     let divisors = (1..=cores).filter(|ranks| cores.is_multiple_of(*ranks));
     divisors
@@ -201,11 +235,8 @@ pub(crate) fn baseline(axes: &Axes, points: &[StudyPoint], position: usize) -> R
                 known.push(value);
             }
         }
-        anyhow::anyhow!(
-            "--baseline {}: this study has {}",
-            axes.baseline.as_deref().unwrap_or_default(),
-            known.join(", ")
-        )
+        let wanted = axes.baseline.as_deref().unwrap_or_default();
+        Error(format!("--baseline {wanted}: this study has {}", known.join(", ")))
     })
 }
 

@@ -9,7 +9,8 @@
 //! program says it as often as it likes, for stretches of about equal length: the first lines are left out as warm-up,
 //! the median of the others counts. Everything else that it prints is its own business.
 
-use anyhow::{Result, bail, ensure};
+use super::error::{Error, Result, refuse};
+use super::input::InputFigures;
 
 /// What one line says.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,10 +47,11 @@ pub(crate) fn read(outputs: &[String], warm_up: usize) -> Result<Throughput> {
     let lines: Vec<Vec<Line>> =
         outputs.iter().map(|output| output.lines().filter_map(parse).collect::<Vec<Line>>()).collect();
     let Some(first) = lines.iter().flatten().next() else {
-        bail!("it printed no line `throughput: NUMBER samples/s` (docs/study.md has the format)");
+        return refuse("it printed no line `throughput: NUMBER samples/s` (docs/study.md has the format)".to_owned());
     };
     if let Some(other) = lines.iter().flatten().find(|line| line.unit != first.unit) {
-        bail!("its throughput is in {}/s in one line and in {}/s in another", first.unit, other.unit);
+        let (one, other) = (&first.unit, &other.unit);
+        return refuse(format!("its throughput is in {one}/s in one line and in {other}/s in another"));
     }
     let unit = first.unit.clone();
     let said = |rank: &Vec<Line>, whole_job: bool| -> Vec<f64> {
@@ -62,20 +64,43 @@ pub(crate) fn read(outputs: &[String], warm_up: usize) -> Result<Throughput> {
     let mut per_s = 0.0;
     for (number, rank) in lines.iter().enumerate() {
         let values = said(rank, false);
-        ensure!(!values.is_empty(), "rank {number} printed no line `rank throughput: NUMBER samples/s`, others did");
+        if values.is_empty() {
+            return refuse(format!("rank {number} printed no line `rank throughput: NUMBER samples/s`, others did"));
+        }
         per_s += settled(&values, warm_up)?;
     }
     Ok(Throughput { per_s, unit })
 }
 
+/// What the trainer says at its end, in the last line of its log. The median over steps counts, which does not mind the
+/// first ones.
+pub(crate) fn of_trainer(log: &str) -> Result<(Throughput, Option<InputFigures>)> {
+    let last = log.lines().rev().find(|line| line.contains("\"summary\""));
+    let last = last.ok_or_else(|| Error("the trainer's log has no summary".to_owned()))?;
+    let value: serde_json::Value =
+        serde_json::from_str(last).map_err(|error| Error(format!("the trainer's summary: {error}")))?;
+    let per_s = value["median_samples_per_s"].as_f64().filter(|per_s| *per_s > 0.0);
+    let per_s = per_s.ok_or_else(|| Error("the trainer's summary has no throughput".to_owned()))?;
+    let ranks = value["samples_per_s_by_rank"].as_array();
+    let peak = ranks.map(|ranks| ranks.iter().filter_map(|rank| rank["upper"].as_f64()).sum::<f64>());
+    let figures = value["samples_per_s"].as_f64().zip(peak).map(|(mean_per_s, peak_per_s)| InputFigures {
+        mean_per_s,
+        peak_per_s,
+        bytes_per_s: None,
+        broken: 0,
+    });
+    Ok((Throughput { per_s, unit: "samples".to_owned() }, figures))
+}
+
 /// The median after the warm-up.
 fn settled(values: &[f64], warm_up: usize) -> Result<f64> {
-    ensure!(
-        values.len() > warm_up,
-        "it printed {} lines of throughput, all of them within the warm-up of {warm_up}: let it run longer, or lower --warm-up",
-        values.len()
-    );
-    Ok(median(&values[warm_up..]))
+    match values.len() {
+        lines if lines > warm_up => Ok(median(&values[warm_up..])),
+        lines => refuse(format!(
+            "it printed {lines} lines of throughput, all of them within the warm-up of {warm_up}: let it run longer, or \
+             lower --warm-up"
+        )),
+    }
 }
 
 /// The middle one, or the mean of the two in the middle. There is at least one.

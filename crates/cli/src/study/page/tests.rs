@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::study::findings::Findings;
-use crate::study::ledger::{Measured, Run, RunOutcome};
+use crate::study::run::{Measured, Run, RunOutcome};
 use crate::study::sweep::{self, Axes};
 
 fn findings() -> Findings {
