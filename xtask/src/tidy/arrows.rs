@@ -9,12 +9,13 @@ use serde_json::Value;
 use super::Complaint;
 
 /// Every crate of the workspace and the crates of the workspace that it may depend on.
-const ARROWS: [(&str, &[&str]); 18] = [
+const ARROWS: [(&str, &[&str]); 19] = [
     (TEST_SUPPORT, &[]),
     ("farandole-settings", &[]),
     ("farandole-plan", &[]),
     ("farandole-trace", &[]),
     ("farandole-insight", &["farandole-trace"]),
+    ("farandole-study", &["farandole-plan", "farandole-insight"]),
     ("farandole-tensor", &["farandole-plan", "farandole-settings"]),
     ("farandole-device", &["farandole-plan", "farandole-tensor", "farandole-transport"]),
     ("farandole-transport", &["farandole-plan", "farandole-settings", "farandole-trace"]),
@@ -65,6 +66,7 @@ const COMMAND: &[&str] = &[
     "farandole-settings",
     "farandole-trace",
     "farandole-insight",
+    "farandole-study",
     "farandole-tensor",
     "farandole-device",
     "farandole-transport",

@@ -3,8 +3,7 @@
 use anyhow::{Result, ensure};
 use farandole::{Communicator, Rank, ReduceOp};
 use farandole_plan::table::{Form, Way};
-
-use super::contest::{Contest, ELEM_BYTES};
+use farandole_study::calibration::contest::{Contest, ELEM_BYTES};
 
 /// The memory of one size, and how each way is run on it.
 pub(super) struct Arena {

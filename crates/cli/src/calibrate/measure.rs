@@ -11,10 +11,12 @@ use anyhow::Result;
 use farandole::{Communicator, ReduceOp};
 use farandole_plan::choose::{AlgorithmLimits, Choices};
 use farandole_plan::table::Way;
+use farandole_study::calibration::contest::{Contest, only};
+use farandole_study::calibration::rounds::{
+    Effort, ROUNDS, Showing, Times, WARMUP_ITERATIONS, hopeful, median, unsure,
+};
 
 use super::arena::Arena;
-use super::contest::{Contest, only};
-use super::rounds::{Effort, ROUNDS, Showing, Times, WARMUP_ITERATIONS, hopeful, median, unsure};
 
 /// Iterations of the first try, which only says how long one takes.
 const TRY_ITERATIONS: usize = 3;

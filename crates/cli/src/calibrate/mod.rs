@@ -2,8 +2,8 @@
 //!
 //! With `-np` this process launches a job of itself; inside a job, whoever has started it, it is a rank. The ranks
 //! measure (`measure` on the memory of `arena`, `on_devices`) as one program: after each round all of them hold the
-//! same times, so all take the same decisions (`contest`, `rounds`) without a driver. Rank 0 judges (`verdict`), puts
-//! the table on the shelf and prints what was found (`summary`).
+//! same times, so all take the same decisions without a driver. Rank 0 judges, puts the table on the shelf and prints
+//! what was found. The decisions are those of [`farandole_study::calibration`].
 //!
 //! Algorithms are calibrated by a command and not while a job runs. Measuring at the first start would delay that job,
 //! on a machine where others may be at work. Learning from a job's own operations is no alternative: every rank sees
@@ -12,12 +12,8 @@
 //! How tables are used is the engine's business (`tables`). Peers and bandwidths are `bench`'s.
 
 mod arena;
-mod contest;
 mod measure;
 mod on_devices;
-mod rounds;
-mod summary;
-mod verdict;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -31,14 +27,15 @@ use farandole_cluster::Environment;
 use farandole_cluster::launch::{self, JobPlacement, JobSpec, Prefix};
 use farandole_engine::tables::{Found, Shelf, VARIABLE, this_machine};
 use farandole_plan::table::Class;
+use farandole_study::calibration::contest::{CalibratedRanks, Contest, whole_elements};
+use farandole_study::calibration::rounds::{Effort, Times};
+use farandole_study::calibration::summary;
+use farandole_study::calibration::verdict::CalibrationResult;
 
 use crate::bench::machine::Machine;
 use crate::bench::placement::BenchPlacement;
 use crate::bench::sizes::Sizes;
 use crate::peer::start::this_program;
-use contest::{CalibratedRanks, Contest};
-use rounds::{Effort, Times};
-use verdict::CalibrationResult;
 
 /// More ranks than this on one host can only be a slip of the finger.
 const MAX_RANKS: usize = 1024;
@@ -131,7 +128,7 @@ fn rank(args: &CalibrateArgs, environment: &Environment) -> Result<()> {
     let load = Machine::this().load;
     let began = Instant::now();
     let effort = Effort { seconds_per_size: args.seconds / args.sizes.0.len().max(1) as f64 };
-    let sizes = contest::whole_elements(&args.sizes.0, environment.size);
+    let sizes = whole_elements(&args.sizes.0, environment.size);
     let (mut world, contests, times) = match args.device {
         Some(CalibratedDevice::Cuda) => {
             let (mut world, times) = on_devices::measure(&sizes, effort)?;

@@ -10,9 +10,9 @@ use anyhow::{Result, ensure};
 use farandole::{Config, DevicePlaneChoice, Dtype, ReduceOp, Setup, World};
 use farandole_engine::tables::Shelf;
 use farandole_plan::table::{DeviceWay, Way};
+use farandole_study::calibration::contest::DEVICE_WAYS;
+use farandole_study::calibration::rounds::{Effort, ROUNDS, Showing, Times, median};
 
-use super::contest::DEVICE_WAYS;
-use super::rounds::{Effort, ROUNDS, Showing, Times, median};
 use crate::bench::contestant::Refusal;
 use crate::bench::on_device::OnDevice;
 use crate::bench::task::{Kind, Memory, Pace, Recording, Task, Through};

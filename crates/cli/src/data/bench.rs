@@ -14,8 +14,8 @@ use farandole_data::feed::Content;
 use farandole_data::records::Records;
 use farandole_data::sample::{Label, Task};
 use farandole_insight::verdict::InputNeeds;
+use farandole_study::pipeline::{PipelineFindings, PipelineRow};
 
-use super::findings::{PipelineFindings, PipelineRow};
 use super::measure::{PREFETCH, Point, measure};
 use super::point::pixels;
 use super::{Opened, SourceArgs, cores};

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use farandole_data::feed::{Broken, Content, Feed, FeedConfig, FeedTimes};
 use farandole_data::records::Records;
-
-use super::figures::PipelineFigures;
+use farandole_study::pipeline::PipelineFigures;
 
 /// What is measured.
 #[derive(Clone, Debug)]

@@ -1,17 +1,14 @@
 //! `farandole data`: data sets are converted, and the pipeline that reads them is measured.
 //!
-//! `convert` writes shards, `bench` measures, `measure` runs one point of that, `findings` and `advice` say what the
-//! figures mean.
+//! `convert` writes shards, `bench` measures, `measure` runs one point of that; [`farandole_study::pipeline`] says what
+//! the figures mean.
 //! `point` is the command that studies start for each of their points, `copies` makes the copies of a data set that a
 //! study of formats compares.
 //! What is read, and how, is the business of the crate `farandole-data`.
 
-mod advice;
 mod bench;
 mod convert;
 mod copies;
-mod figures;
-mod findings;
 mod measure;
 mod point;
 
@@ -31,7 +28,6 @@ use rustix::fs::{Advice, fadvise};
 use bench::BenchArgs;
 use convert::ConvertArgs;
 pub(crate) use copies::{Copies, copies, format_of};
-pub(crate) use figures::PipelineFigures;
 use point::PointArgs;
 
 /// Convert data sets, and measure how fast they are read.

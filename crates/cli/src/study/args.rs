@@ -6,12 +6,12 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use farandole_study::planes;
+use farandole_study::run::Workload;
+use farandole_study::sweep::{Axes, StudyKind};
 
 use super::input_args::InputArgs;
 use super::numbers::numbers;
-use super::planes;
-use super::run::Workload;
-use super::sweep::{Axes, StudyKind};
 
 /// Measure how throughput depends on ranks, batch, threads, model, precision, plane, storage, format or loader, with
 /// real jobs.

@@ -1,8 +1,7 @@
 //! What this machine has for a study of planes.
 
 use farandole_device::cuda;
-
-use super::planes::{MPS, PlaneSupport};
+use farandole_study::planes::{MPS, PlaneSupport};
 
 /// Asks the driver for GPUs and looks for the program of MPS.
 pub(super) fn look() -> PlaneSupport {

@@ -5,10 +5,10 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use clap::builder::TypedValueParser;
+use farandole_study::input::{Cache, InputAxes, InputWorkload, named, shown};
+use farandole_study::sweep::StudyKind;
 
-use super::input::{Cache, InputAxes, InputWorkload, named, shown};
 use super::numbers::numbers;
-use super::sweep::StudyKind;
 use crate::data::{self, Copies};
 
 /// What is read, and by whom.

@@ -15,11 +15,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use farandole_study::point::StudyPoint;
+use farandole_study::run::{Run, RunOutcome, Workload};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-
-use super::point::StudyPoint;
-use super::run::{Run, RunOutcome, Workload};
 
 /// The folder.
 #[derive(Debug)]
@@ -117,8 +116,8 @@ pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study::run::Measured;
-    use crate::study::sweep::StudyKind;
+    use farandole_study::run::Measured;
+    use farandole_study::sweep::StudyKind;
 
     fn workload() -> Workload {
         Workload {

@@ -1,34 +1,20 @@
 //! `farandole study`: how throughput depends on something, measured with real jobs, kept, and explained.
 //!
-//! `args` says what was asked, `sweep` makes points of it, `runner` runs one of them as a job of its own and reads how
-//! fast it was (`throughput` for users' scripts), `ledger` keeps every run as it ends, `findings` says what they mean
-//! (`fit` has the laws), `table` and `page` show it. `planes` knows where tensors on GPUs can be reduced, `input`,
-//! `input_args` and `input_findings` what is read from where and by whom. Runs of different points take turns: what
-//! disturbs the machine for a while disturbs all of them.
+//! `args` and `input_args` say what was asked, [`farandole_study::sweep`] makes points of it, `runner` runs one of them
+//! as a job of its own and reads how fast it was, `ledger` keeps every run as it ends; `here` looks for GPUs and MPS.
+//! The crate `farandole-study` interprets runs and renders them. Runs of different points take turns: what disturbs the
+//! machine for a while disturbs all of them.
 //!
 //! *Not here:* training. A study starts `farandole train` or any command; it knows no tensor.
 
 mod args;
-mod error;
-mod findings;
-mod fit;
 mod here;
-mod input;
 mod input_args;
-mod input_findings;
 mod ledger;
 mod numbers;
-mod page;
-mod planes;
-mod point;
 mod progress;
-mod run;
 mod runner;
 mod stop;
-mod sweep;
-mod table;
-mod throughput;
-mod times;
 
 use std::io::Write;
 use std::path::Path;
@@ -36,18 +22,19 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use farandole_study::findings::{Findings, label};
+use farandole_study::point::StudyPoint;
+use farandole_study::run::{Run, RunOutcome};
+use farandole_study::sweep::{self, Axes, StudyKind};
+use farandole_study::{page, table};
 
 pub(crate) use args::StudyArgs;
-use findings::{Findings, label};
 use ledger::Ledger;
-use point::StudyPoint;
 use progress::Progress;
 #[cfg(feature = "train")]
 pub(crate) use progress::short;
-use run::{Run, RunOutcome};
 use runner::Runner;
 use stop::Stop;
-use sweep::{Axes, StudyKind};
 
 /// Measures what has not been measured yet, and says what it means. Exit code 1 if a point has no figure.
 pub(crate) fn run(args: &StudyArgs) -> Result<ExitCode> {

@@ -5,9 +5,8 @@
 
 use std::time::Duration;
 
+use farandole_study::point::StudyPoint;
 use indicatif::{ProgressBar, ProgressStyle};
-
-use super::point::StudyPoint;
 
 /// What is left to do, and what was done.
 #[derive(Debug)]

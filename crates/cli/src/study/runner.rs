@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use farandole_cluster::launch::exec_shim;
+use farandole_study::input::{self, Cache, InputFigures, InputPoint, InputWorkload};
+use farandole_study::planes::{self, PlaneSupport};
+use farandole_study::point::StudyPoint;
+use farandole_study::run::{Measured, Workload};
+use farandole_study::throughput::{self, Throughput};
+use farandole_study::times::RunTimes;
 
-use super::input::{self, Cache, InputFigures, InputPoint, InputWorkload};
-use super::planes::{self, PlaneSupport};
-use super::point::StudyPoint;
-use super::run::{Measured, Workload};
 use super::stop::Stop;
-use super::throughput::{self, Throughput};
-use super::times::RunTimes;
 use crate::bench::ours::NCCL_SHARES_GPUS;
 use crate::data;
 
@@ -292,7 +292,7 @@ fn last_lines(log: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study::sweep::StudyKind;
+    use farandole_study::sweep::StudyKind;
 
     #[test]
     fn ranks_that_share_gpus_by_nccl_have_hosts_of_their_own() {

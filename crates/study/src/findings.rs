@@ -5,9 +5,9 @@
 //! compared with one declared baseline. A speed-up beyond the number of ranks is no mistake by itself (a smaller batch
 //! fits a cache), but a reason to look, so it is marked.
 
-use anyhow::Result;
 use serde::Serialize;
 
+use super::error::Result;
 use super::fit::{Law, Share, StepTime, knee};
 use super::input::{self, InputFigures};
 use super::input_findings;
@@ -19,38 +19,38 @@ use super::throughput::median;
 
 /// What is known of one point.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Row {
+pub struct Row {
     /// The point.
-    pub(crate) point: StudyPoint,
+    pub point: StudyPoint,
     /// Throughput of each run that was measured, in the order of the repeats.
-    pub(crate) runs: Vec<f64>,
+    pub runs: Vec<f64>,
     /// Their median; none where no run was measured.
-    pub(crate) median: Option<f64>,
+    pub median: Option<f64>,
     /// Fastest minus slowest, relative to the median.
-    pub(crate) spread: f64,
+    pub spread: f64,
     /// Positions in `runs` of runs far from the others.
-    pub(crate) outliers: Vec<usize>,
+    pub outliers: Vec<usize>,
     /// How many times the baseline's throughput.
-    pub(crate) speedup: Option<f64>,
+    pub speedup: Option<f64>,
     /// The speed-up relative to the ranks, where twice the ranks should do twice as much.
-    pub(crate) efficiency: Option<f64>,
+    pub efficiency: Option<f64>,
     /// More than the number of ranks explains.
-    pub(crate) superlinear: bool,
+    pub superlinear: bool,
     /// It is what the others are compared with.
-    pub(crate) baseline: bool,
+    pub baseline: bool,
     /// Medians over the runs: seconds for each phase of an iteration.
-    pub(crate) phases: Vec<(String, f64)>,
+    pub phases: Vec<(String, f64)>,
     /// Medians over the runs: percent of the time for each cause.
-    pub(crate) split: Vec<(String, f64)>,
+    pub split: Vec<(String, f64)>,
     /// Why runs failed.
-    pub(crate) failures: Vec<String>,
+    pub failures: Vec<String>,
     /// Why this machine cannot do it.
-    pub(crate) refused: Option<String>,
+    pub refused: Option<String>,
     /// Operations by size, of the run with the median throughput.
-    pub(crate) messages: Vec<Messages>,
+    pub messages: Vec<Messages>,
     /// What else is known of each run, in a study of the input pipeline.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) input: Vec<InputFigures>,
+    pub input: Vec<InputFigures>,
 }
 
 impl Row {
@@ -68,20 +68,20 @@ impl Row {
 
 /// All rows, and what they come to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Findings {
+pub struct Findings {
     /// What was varied.
-    pub(crate) kind: StudyKind,
+    pub kind: StudyKind,
     /// What is counted, such as `samples`.
-    pub(crate) unit: String,
+    pub unit: String,
     /// A row for each point, in the order of the points.
-    pub(crate) rows: Vec<Row>,
+    pub rows: Vec<Row>,
     /// The law's share that does not scale, where a law applies.
     #[serde(skip)]
     pub(crate) share: Option<Share>,
     /// The whole in one sentence.
-    pub(crate) headline: String,
+    pub headline: String,
     /// What else is to be said.
-    pub(crate) sentences: Vec<String>,
+    pub sentences: Vec<String>,
 }
 
 /// Beyond the number of ranks by more than noise: runs differ by some percent on any machine.
@@ -93,7 +93,7 @@ const OFF: f64 = 0.1;
 
 impl Findings {
     /// Looks at all runs.
-    pub(crate) fn of(axes: &Axes, points: &[StudyPoint], runs: &[Run]) -> Result<Findings> {
+    pub fn of(axes: &Axes, points: &[StudyPoint], runs: &[Run]) -> Result<Findings> {
         let mut rows: Vec<Row> = points.iter().map(|point| row(point, runs)).collect();
         for position in 0..rows.len() {
             let base = sweep::baseline(axes, points, position)?;
@@ -122,7 +122,7 @@ impl Findings {
     }
 
     /// Points without a figure.
-    pub(crate) fn failed(&self) -> usize {
+    pub fn failed(&self) -> usize {
         self.rows.iter().filter(|row| row.median.is_none() && row.refused.is_none()).count()
     }
 
@@ -301,7 +301,7 @@ fn knee_of(rows: &[&Row]) -> Option<usize> {
 }
 
 /// What distinguishes a point from others of its study.
-pub(crate) fn label(kind: StudyKind, point: &StudyPoint) -> String {
+pub fn label(kind: StudyKind, point: &StudyPoint) -> String {
     match kind {
         StudyKind::Weak | StudyKind::Strong => counted(point.ranks, "rank"),
         StudyKind::Batch => format!("batch {} on {}", point.batch, counted(point.ranks, "rank")),

@@ -12,7 +12,7 @@ use super::verdict::{Decided, Row, Standing};
 const BUSY_LOAD: f64 = 0.5;
 
 /// What was measured where.
-pub(crate) fn heading(machine: &str, table: &Table, load: f64, took: Duration) -> String {
+pub fn heading(machine: &str, table: &Table, load: f64, took: Duration) -> String {
     let mut text = format!("measured: {} on {machine}, in {:.1} s\n", table.class, took.as_secs_f64());
     if load > BUSY_LOAD {
         let _ = writeln!(
@@ -24,7 +24,7 @@ pub(crate) fn heading(machine: &str, table: &Table, load: f64, took: Duration) -
 }
 
 /// One contest.
-pub(crate) fn contest(decided: &Decided) -> String {
+pub fn contest(decided: &Decided) -> String {
     let mut text = format!("\n{}\n", decided.title);
     let _ = writeln!(text, "  {:<20} {:<22} {:<22} {:>12}", "sizes", "built in", "measured best", "times as fast");
     for range in decided.rows.chunk_by(|a, b| (a.usual, a.chosen) == (b.usual, b.chosen)) {

@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 use super::error::{Result, refuse};
 use super::point::StudyPoint;
 use super::sweep::StudyKind;
-use crate::data::PipelineFigures;
+use crate::pipeline::PipelineFigures;
 
 /// What is kept of a source from one read to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Cache {
+pub enum Cache {
     /// Nothing.
     Cold,
     /// All of it, in memory.
@@ -28,10 +28,10 @@ pub(crate) enum Cache {
 
 impl Cache {
     /// All of them, in the order in which they are listed.
-    pub(crate) const ALL: [Cache; 3] = [Cache::Cold, Cache::Warm, Cache::Disk];
+    pub const ALL: [Cache; 3] = [Cache::Cold, Cache::Warm, Cache::Disk];
 
     /// The word on the command line.
-    pub(crate) fn word(self) -> &'static str {
+    pub fn word(self) -> &'static str {
         match self {
             Cache::Cold => "cold",
             Cache::Warm => "warm",
@@ -40,7 +40,7 @@ impl Cache {
     }
 
     /// What is kept, in one line.
-    pub(crate) fn meaning(self) -> &'static str {
+    pub fn meaning(self) -> &'static str {
         match self {
             Cache::Cold => "Nothing: files are read from the disk, objects over the network",
             Cache::Warm => "Memory: everything was read just before",
@@ -51,18 +51,18 @@ impl Cache {
 
 /// What a point of these studies has beside the others.
 #[derive(Clone, Debug, Eq, Serialize, Deserialize)]
-pub(crate) struct InputPoint {
+pub struct InputPoint {
     /// What people call the source, or the format of a copy. Points are known by it.
-    pub(crate) name: String,
+    pub name: String,
     /// What is read. It may hold a password, so it is not written down.
     #[serde(skip)]
-    pub(crate) source: String,
+    pub source: String,
     /// Threads of each rank that make batches.
-    pub(crate) workers: usize,
+    pub workers: usize,
     /// Batches ahead.
-    pub(crate) prefetch: usize,
+    pub prefetch: usize,
     /// What is kept.
-    pub(crate) cache: Cache,
+    pub cache: Cache,
 }
 
 impl PartialEq for InputPoint {
@@ -74,22 +74,22 @@ impl PartialEq for InputPoint {
 
 /// What is the same for all points, and must be for runs to be comparable.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct InputWorkload {
+pub struct InputWorkload {
     /// The source of all points, where it is one.
-    pub(crate) source: Option<String>,
+    pub source: Option<String>,
     /// What is done to images, alone.
-    pub(crate) transform: String,
+    pub transform: String,
     /// How long each run takes, alone.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
     /// Whether a training uses the batches.
-    pub(crate) in_training: bool,
+    pub in_training: bool,
     /// Records of each copy, in a study of formats.
-    pub(crate) samples: usize,
+    pub samples: usize,
 }
 
 impl InputWorkload {
     /// One line.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let InputWorkload { source, transform, seconds, in_training, samples } = self;
         let source = source.as_ref().map_or_else(String::new, |source| format!("{source}, "));
         let records = if *samples > 0 { format!("{samples} records at most, ") } else { String::new() };
@@ -102,20 +102,20 @@ impl InputWorkload {
 
 /// What is varied.
 #[derive(Clone, Debug)]
-pub(crate) struct InputAxes {
+pub struct InputAxes {
     /// Names and what is read.
-    pub(crate) sources: Vec<(String, String)>,
+    pub sources: Vec<(String, String)>,
     /// Threads of each rank that make batches.
-    pub(crate) workers: Vec<usize>,
+    pub workers: Vec<usize>,
     /// Batches ahead.
-    pub(crate) prefetch: Vec<usize>,
+    pub prefetch: Vec<usize>,
     /// What is kept.
-    pub(crate) caches: Vec<Cache>,
+    pub caches: Vec<Cache>,
 }
 
 impl InputAxes {
     /// Every source with everything else, in the order in which they are shown.
-    pub(crate) fn points(&self) -> Vec<InputPoint> {
+    pub fn points(&self) -> Vec<InputPoint> {
         let mut points = Vec::new();
         for (name, source) in &self.sources {
             for &cache in &self.caches {
@@ -137,7 +137,7 @@ impl InputAxes {
 }
 
 /// Names of sources that nobody confuses, and that hold no secret.
-pub(crate) fn named(sources: &[String]) -> Result<Vec<(String, String)>> {
+pub fn named(sources: &[String]) -> Result<Vec<(String, String)>> {
     let named: Vec<(String, String)> = sources.iter().map(|source| (shown(source), source.clone())).collect();
     for (position, (name, source)) in named.iter().enumerate() {
         if source.trim().is_empty() {
@@ -151,7 +151,7 @@ pub(crate) fn named(sources: &[String]) -> Result<Vec<(String, String)>> {
 }
 
 /// A source without what may be secret.
-pub(crate) fn shown(source: &str) -> String {
+pub fn shown(source: &str) -> String {
     let Some((scheme, rest)) = source.split_once("://") else { return source.to_owned() };
     let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
     let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
@@ -161,7 +161,7 @@ pub(crate) fn shown(source: &str) -> String {
 
 /// Why a point cannot be measured here, if it cannot. `is_remote` says whether a source is read over the network,
 /// `lies_in_memory` why the files of one cannot be cold.
-pub(crate) fn refuses(
+pub fn refuses(
     point: &StudyPoint,
     is_remote: fn(&str) -> bool,
     lies_in_memory: fn(&str) -> Option<String>,
@@ -208,20 +208,20 @@ pub(crate) fn shortened(name: &str, long: usize) -> String {
 
 /// What is known of a run of these studies beside its throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct InputFigures {
+pub struct InputFigures {
     /// Over all of the run.
-    pub(crate) mean_per_s: f64,
+    pub mean_per_s: f64,
     /// In the best part of it: a tenth of the time alone, the upper quantile of the steps in training.
-    pub(crate) peak_per_s: f64,
+    pub peak_per_s: f64,
     /// Bytes of records, alone.
-    pub(crate) bytes_per_s: Option<f64>,
+    pub bytes_per_s: Option<f64>,
     /// Samples that could not be read, alone.
-    pub(crate) broken: u64,
+    pub broken: u64,
 }
 
 impl InputFigures {
     /// Those of a run alone, with the seconds of a sample by stage.
-    pub(crate) fn alone(measured: &PipelineFigures) -> (InputFigures, Vec<(String, f64)>) {
+    pub fn alone(measured: &PipelineFigures) -> (InputFigures, Vec<(String, f64)>) {
         let &PipelineFigures { samples_per_s, peak_per_s, bytes_per_s, broken, .. } = measured;
         let figures = InputFigures { mean_per_s: samples_per_s, peak_per_s, bytes_per_s: Some(bytes_per_s), broken };
         let stages = [

@@ -57,24 +57,24 @@ pub(crate) struct Row {
 
 /// A contest, decided.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Decided {
+pub struct Decided {
     /// What it is about.
-    pub(crate) title: &'static str,
+    pub title: &'static str,
     /// One for each size.
     pub(crate) rows: Vec<Row>,
 }
 
 /// What came of it all.
-pub(crate) struct CalibrationResult {
+pub struct CalibrationResult {
     /// What later jobs read.
-    pub(crate) table: Table,
+    pub table: Table,
     /// The contests, decided, for people.
-    pub(crate) contests: Vec<Decided>,
+    pub contests: Vec<Decided>,
 }
 
 impl CalibrationResult {
     /// Judges. `built_in` says what a contest's choice at a size is without a table.
-    pub(crate) fn of(
+    pub fn of(
         class: Class,
         contests: &[Contest],
         times: &Times,

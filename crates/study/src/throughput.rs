@@ -22,11 +22,11 @@ struct Line {
 
 /// What a whole run says.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Throughput {
+pub struct Throughput {
     /// Units of all ranks together, in a second.
-    pub(crate) per_s: f64,
+    pub per_s: f64,
     /// What is counted, such as `samples`.
-    pub(crate) unit: String,
+    pub unit: String,
 }
 
 fn parse(line: &str) -> Option<Line> {
@@ -43,7 +43,7 @@ fn parse(line: &str) -> Option<Line> {
 }
 
 /// What the outputs of all ranks say, each rank's in one text. `warm_up` lines of each are left out.
-pub(crate) fn read(outputs: &[String], warm_up: usize) -> Result<Throughput> {
+pub fn read(outputs: &[String], warm_up: usize) -> Result<Throughput> {
     let lines: Vec<Vec<Line>> =
         outputs.iter().map(|output| output.lines().filter_map(parse).collect::<Vec<Line>>()).collect();
     let Some(first) = lines.iter().flatten().next() else {
@@ -74,7 +74,7 @@ pub(crate) fn read(outputs: &[String], warm_up: usize) -> Result<Throughput> {
 
 /// What the trainer says at its end, in the last line of its log. The median over steps counts, which does not mind the
 /// first ones.
-pub(crate) fn of_trainer(log: &str) -> Result<(Throughput, Option<InputFigures>)> {
+pub fn of_trainer(log: &str) -> Result<(Throughput, Option<InputFigures>)> {
     let last = log.lines().rev().find(|line| line.contains("\"summary\""));
     let last = last.ok_or_else(|| Error("the trainer's log has no summary".to_owned()))?;
     let value: serde_json::Value =

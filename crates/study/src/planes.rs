@@ -3,7 +3,7 @@
 //! A plane is a word: `staged`, `own`, `nccl`, or the same with `+mps`. What a machine cannot do is refused before it
 //! is tried ([`PlaneSupport`]), and named in the findings: nothing is left out in silence. Beside the throughput stands
 //! a profile of messages: for each class of sizes the number of operations, their time and its share, plane by plane
-//! ([`messages`]).
+//! (`messages`).
 
 use farandole_insight::history::History;
 use farandole_insight::profile::{DEFAULT_BOUNDS_BYTES, Filter, Profile, ProfileRow, ProfileView};
@@ -13,18 +13,18 @@ use super::error::{Result, refuse};
 use super::point::StudyPoint;
 
 /// All ways, in the order in which they are shown. What goes through host memory is what the others are compared with.
-pub(crate) const PLANES: [&str; 6] = ["staged", "own", "nccl", "staged+mps", "own+mps", "nccl+mps"];
+pub const PLANES: [&str; 6] = ["staged", "own", "nccl", "staged+mps", "own+mps", "nccl+mps"];
 
 /// The program that starts MPS. It comes with the driver.
-pub(crate) const MPS: &str = "nvidia-cuda-mps-control";
+pub const MPS: &str = "nvidia-cuda-mps-control";
 
 /// The plane without what says that MPS is used, and whether it is.
-pub(crate) fn parts(plane: &str) -> (&str, bool) {
+pub fn parts(plane: &str) -> (&str, bool) {
     plane.strip_suffix("+mps").map_or((plane, false), |word| (word, true))
 }
 
 /// Refuses words that are no plane.
-pub(crate) fn check(planes: &[String]) -> Result<()> {
+pub fn check(planes: &[String]) -> Result<()> {
     for plane in planes {
         if !PLANES.contains(&plane.as_str()) {
             return refuse(format!("--planes {plane}: there are {}", PLANES.join(", ")));
@@ -35,17 +35,17 @@ pub(crate) fn check(planes: &[String]) -> Result<()> {
 
 /// What a machine has for planes.
 #[derive(Clone, Debug)]
-pub(crate) struct PlaneSupport {
+pub struct PlaneSupport {
     /// GPUs, or why there are none.
-    pub(crate) gpus: std::result::Result<usize, String>,
+    pub gpus: std::result::Result<usize, String>,
     /// Whether MPS can be started.
-    pub(crate) has_mps: bool,
+    pub has_mps: bool,
 }
 
 impl PlaneSupport {
     /// Why a point cannot be measured here, if it cannot. Without GPUs the script works in host memory, which is what
     /// `staged` comes to.
-    pub(crate) fn refuses(&self, point: &StudyPoint) -> Option<String> {
+    pub fn refuses(&self, point: &StudyPoint) -> Option<String> {
         let (plane, with_mps) = parts(&point.plane);
         match &self.gpus {
             _ if point.plane.is_empty() => None,
@@ -60,7 +60,7 @@ impl PlaneSupport {
     }
 
     /// Whether ranks of a point share GPUs by NCCL, which needs to be told that they are of different hosts.
-    pub(crate) fn shares_gpus_by_nccl(&self, point: &StudyPoint) -> bool {
+    pub fn shares_gpus_by_nccl(&self, point: &StudyPoint) -> bool {
         let shares = self.gpus.as_ref().is_ok_and(|gpus| point.ranks > *gpus);
         parts(&point.plane).0 == "nccl" && shares
     }
@@ -68,15 +68,15 @@ impl PlaneSupport {
 
 /// Operations of one class of sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Messages {
+pub struct Messages {
     /// The class: its bounds.
-    pub(crate) size: String,
+    pub size: String,
     /// How many.
-    pub(crate) calls: u64,
+    pub calls: u64,
     /// Their bytes.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// Their time.
-    pub(crate) ns: u64,
+    pub ns: u64,
 }
 
 /// The operations of a run by size, without classes that have none.

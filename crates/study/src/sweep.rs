@@ -13,7 +13,7 @@ use super::point::StudyPoint;
 /// What is varied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum StudyKind {
+pub enum StudyKind {
     /// Ranks; the batch of each rank is fixed.
     Weak,
     /// Ranks; the batch of all ranks together is fixed.
@@ -38,7 +38,7 @@ pub(crate) enum StudyKind {
 
 impl StudyKind {
     /// All kinds, in the order in which they are listed.
-    pub(crate) const ALL: [StudyKind; 10] = [
+    pub const ALL: [StudyKind; 10] = [
         StudyKind::Weak,
         StudyKind::Strong,
         StudyKind::Batch,
@@ -52,7 +52,7 @@ impl StudyKind {
     ];
 
     /// The word on the command line.
-    pub(crate) fn word(self) -> &'static str {
+    pub fn word(self) -> &'static str {
         match self {
             StudyKind::Weak => "weak",
             StudyKind::Strong => "strong",
@@ -68,7 +68,7 @@ impl StudyKind {
     }
 
     /// What is varied, in one line.
-    pub(crate) fn meaning(self) -> &'static str {
+    pub fn meaning(self) -> &'static str {
         match self {
             StudyKind::Weak => "Ranks, with the batch of each rank fixed: the work grows with the ranks",
             StudyKind::Strong => "Ranks, with the batch of all ranks together fixed: the same work for more ranks",
@@ -84,50 +84,50 @@ impl StudyKind {
     }
 
     /// Whether it is about the input pipeline.
-    pub(crate) fn is_input(self) -> bool {
+    pub fn is_input(self) -> bool {
         matches!(self, StudyKind::Storage | StudyKind::Format | StudyKind::Loader)
     }
 
     /// Whether ranks are varied beside something else, so that points are compared with those on as many ranks.
-    pub(crate) fn compares_within_ranks(self) -> bool {
+    pub fn compares_within_ranks(self) -> bool {
         matches!(self, StudyKind::Batch | StudyKind::Precision | StudyKind::Planes)
     }
 
     /// Whether twice the ranks should do twice as much: otherwise there is no efficiency, only a ratio.
-    pub(crate) fn scales(self) -> bool {
+    pub fn scales(self) -> bool {
         matches!(self, StudyKind::Weak | StudyKind::Strong | StudyKind::Models)
     }
 }
 
 /// What was asked for, with every default filled in.
 #[derive(Clone, Debug)]
-pub(crate) struct Axes {
+pub struct Axes {
     /// What is varied.
-    pub(crate) kind: StudyKind,
+    pub kind: StudyKind,
     /// Networks; several in a study of models.
-    pub(crate) models: Vec<String>,
+    pub models: Vec<String>,
     /// For threads, the numbers of ranks that are tried; all that divide the cores if there is none.
-    pub(crate) ranks: Vec<usize>,
+    pub ranks: Vec<usize>,
     /// Threads of each rank.
-    pub(crate) threads: usize,
+    pub threads: usize,
     /// Samples of each rank in one step; several in a study of batches.
-    pub(crate) batches: Vec<usize>,
+    pub batches: Vec<usize>,
     /// Samples of all ranks in one step, where these are fixed.
-    pub(crate) total_batch: usize,
+    pub total_batch: usize,
     /// Element types of gradients on the wire; several in a study of precision.
-    pub(crate) precisions: Vec<String>,
+    pub precisions: Vec<String>,
     /// Of a study of planes; empty in others.
-    pub(crate) planes: Vec<String>,
+    pub planes: Vec<String>,
     /// Cores that all ranks together may use.
-    pub(crate) cores: usize,
+    pub cores: usize,
     /// The number of ranks, batch, threads, model, precision or plane that is compared with, where it is not the first.
-    pub(crate) baseline: Option<String>,
+    pub baseline: Option<String>,
     /// Of a study of the input pipeline; none in others.
-    pub(crate) input: Option<InputAxes>,
+    pub input: Option<InputAxes>,
 }
 
 /// The points of a study, in the order in which they are shown.
-pub(crate) fn points(axes: &Axes) -> Result<Vec<StudyPoint>> {
+pub fn points(axes: &Axes) -> Result<Vec<StudyPoint>> {
     let one = StudyPoint {
         model: axes.models[0].clone(),
         ranks: *axes.ranks.last().unwrap_or(&1),
@@ -202,7 +202,7 @@ fn layouts(axes: &Axes, one: &StudyPoint) -> Result<Vec<StudyPoint>> {
 }
 
 /// The position of the point that `points[position]` is compared with.
-pub(crate) fn baseline(axes: &Axes, points: &[StudyPoint], position: usize) -> Result<usize> {
+pub fn baseline(axes: &Axes, points: &[StudyPoint], position: usize) -> Result<usize> {
     let value = |point: &StudyPoint| match axes.kind {
         StudyKind::Weak | StudyKind::Strong | StudyKind::Threads | StudyKind::Models => point.ranks.to_string(),
         StudyKind::Batch => point.batch.to_string(),
@@ -244,7 +244,7 @@ pub(crate) fn baseline(axes: &Axes, points: &[StudyPoint], position: usize) -> R
 mod tests {
     use super::*;
 
-    pub(crate) fn axes(kind: StudyKind) -> Axes {
+    fn axes(kind: StudyKind) -> Axes {
         Axes {
             kind,
             models: vec!["a".into(), "b".into()],

@@ -3,11 +3,11 @@
 use std::fmt;
 
 /// Shorthand for results of this crate.
-pub(crate) type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, Error>;
 
 /// The text names what was asked for, what is wrong with it and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Error(pub(crate) String);
+pub struct Error(pub(crate) String);
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

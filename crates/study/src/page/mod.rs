@@ -33,7 +33,7 @@ const STYLE: &str = "
 ";
 
 /// The whole page. `subject` says what was measured and how.
-pub(crate) fn page(findings: &Findings, subject: &str) -> String {
+pub fn page(findings: &Findings, subject: &str) -> String {
     let labels: Vec<String> = findings.rows.iter().map(|row| place(findings, row)).collect();
     let mut sections = vec![section("Throughput", "throughput", &throughput(findings, &labels))];
     if matches!(findings.kind, StudyKind::Weak | StudyKind::Strong) {

@@ -1,9 +1,9 @@
 //! The page is whole, refers to nothing outside, and holds what was found.
 
 use super::*;
-use crate::study::findings::Findings;
-use crate::study::run::{Measured, Run, RunOutcome};
-use crate::study::sweep::{self, Axes};
+use crate::findings::Findings;
+use crate::run::{Measured, Run, RunOutcome};
+use crate::sweep::{self, Axes};
 
 fn findings() -> Findings {
     let axes = Axes {

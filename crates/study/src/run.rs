@@ -12,27 +12,27 @@ use super::sweep::{Axes, StudyKind};
 
 /// What must be the same for runs to be comparable. Points and repeats may be added later.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Workload {
+pub struct Workload {
     /// What is varied.
-    pub(crate) kind: StudyKind,
+    pub kind: StudyKind,
     /// The user's command; none is the built-in trainer.
-    pub(crate) command: Option<String>,
+    pub command: Option<String>,
     /// More words for the trainer.
-    pub(crate) words: Vec<String>,
+    pub words: Vec<String>,
     /// Steps that are measured, for the trainer.
-    pub(crate) steps: usize,
+    pub steps: usize,
     /// Steps, or lines of throughput, that are left out at the beginning.
-    pub(crate) warm_up: usize,
+    pub warm_up: usize,
     /// Where it runs, as given.
-    pub(crate) hosts: Option<String>,
+    pub hosts: Option<String>,
     /// What is read, in a study of that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) input: Option<InputWorkload>,
+    pub input: Option<InputWorkload>,
 }
 
 impl Workload {
     /// In what another workload differs from the one that is there.
-    pub(crate) fn difference(&self, wanted: &Workload) -> String {
+    pub fn difference(&self, wanted: &Workload) -> String {
         let parts = |workload: &Workload| {
             [
                 ("kind", workload.kind.word().to_owned()),
@@ -53,7 +53,7 @@ impl Workload {
     }
 
     /// What was measured and how, in one line.
-    pub(crate) fn subject(&self, axes: &Axes, repeats: usize) -> String {
+    pub fn subject(&self, axes: &Axes, repeats: usize) -> String {
         let what = match (&self.command, &self.input) {
             (Some(command), _) => format!("`{command}`"),
             (None, Some(input)) if !input.in_training => input.text(),
@@ -72,20 +72,21 @@ impl Workload {
 
 /// One run of one point.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Run {
+pub struct Run {
     /// What was measured.
-    pub(crate) point: StudyPoint,
+    pub point: StudyPoint,
     /// Which of the runs of this point it is, from zero.
-    pub(crate) repeat: usize,
+    pub repeat: usize,
     /// How long it took, starting and ending included.
-    pub(crate) seconds: f64,
-    pub(crate) outcome: RunOutcome,
+    pub seconds: f64,
+    /// What came of it.
+    pub outcome: RunOutcome,
 }
 
-/// What came of it.
+/// How a run has ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum RunOutcome {
+pub enum RunOutcome {
     /// It was measured.
     Measured(Measured),
     /// It was not, and this is why.
@@ -96,19 +97,19 @@ pub(crate) enum RunOutcome {
 
 /// What was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Measured {
+pub struct Measured {
     /// Of all ranks together.
-    pub(crate) per_s: f64,
+    pub per_s: f64,
     /// What is counted, such as `samples`.
-    pub(crate) unit: String,
+    pub unit: String,
     /// Seconds that a rank spent in each phase of an iteration, on average; empty without marks in the trace.
-    pub(crate) phases: Vec<(String, f64)>,
+    pub phases: Vec<(String, f64)>,
     /// Where the time of all ranks went, in percent: the report's split by cause. Empty without a trace.
-    pub(crate) split: Vec<(String, f64)>,
+    pub split: Vec<(String, f64)>,
     /// Operations by size. Empty without a trace.
     #[serde(default)]
-    pub(crate) messages: Vec<Messages>,
+    pub messages: Vec<Messages>,
     /// What else is known, in a study of the input pipeline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) input: Option<InputFigures>,
+    pub input: Option<InputFigures>,
 }

@@ -13,23 +13,23 @@ use farandole_plan::{Algorithm, Dtype, Topology, Tuning};
 
 /// One collective with several ways.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Contest {
+pub struct Contest {
     /// What it is about, for people.
-    pub(crate) title: &'static str,
+    pub title: &'static str,
     /// What takes part.
-    pub(crate) ways: Vec<Way>,
+    pub ways: Vec<Way>,
     stake: Stake,
 }
 
 /// What decides which contests there are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CalibratedRanks<'a> {
+pub struct CalibratedRanks<'a> {
     /// Which ranks are on which hosts.
-    pub(crate) topology: &'a Topology,
+    pub topology: &'a Topology,
     /// Whether all ranks share memory.
-    pub(crate) one_host: bool,
+    pub one_host: bool,
     /// Whether direct calls have windows.
-    pub(crate) windows: bool,
+    pub windows: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,14 +42,14 @@ enum Stake {
 
 impl Contest {
     /// That of allreduces in device memory, on one host or several.
-    pub(crate) fn on_devices(one_host: bool) -> Contest {
+    pub fn on_devices(one_host: bool) -> Contest {
         let ways = DEVICE_WAYS.map(Way::OnDevices).to_vec();
         let built_in = if one_host { DeviceWay::Own } else { DeviceWay::Nccl };
         Contest { title: "allreduce in device memory", ways, stake: Stake::OnDevices(built_in) }
     }
 
     /// The contests among these ranks. The same on all of them.
-    pub(crate) fn all(ranks: CalibratedRanks<'_>) -> Vec<Contest> {
+    pub fn all(ranks: CalibratedRanks<'_>) -> Vec<Contest> {
         let CalibratedRanks { topology, one_host, windows } = ranks;
         let (class, means) = (Class::of(topology), Means { windows, mapped: false });
         let useful = |algorithm: &Algorithm| !algorithm.is_hierarchical() || class.smallest > 1;
@@ -66,7 +66,7 @@ impl Contest {
     }
 
     /// What is chosen at a size by these choices; `direct` answers for direct calls.
-    pub(crate) fn chosen(&self, bytes: u64, choices: &Choices, direct: impl Fn(usize) -> Algorithm) -> Way {
+    pub fn chosen(&self, bytes: u64, choices: &Choices, direct: impl Fn(usize) -> Algorithm) -> Way {
         match self.stake {
             Stake::Direct => Way::Allreduce(direct(bytes as usize)),
             Stake::Formed(formed) => {
@@ -80,13 +80,13 @@ impl Contest {
 }
 
 /// The ways of allreduces in device memory.
-pub(crate) const DEVICE_WAYS: [DeviceWay; 2] = [DeviceWay::Own, DeviceWay::Nccl];
+pub const DEVICE_WAYS: [DeviceWay; 2] = [DeviceWay::Own, DeviceWay::Nccl];
 
 /// Elements are float32, which most gradients are.
-pub(crate) const ELEM_BYTES: u64 = 4;
+pub const ELEM_BYTES: u64 = 4;
 
 /// The sizes, rounded down to whole elements for each rank.
-pub(crate) fn whole_elements(sizes: &[u64], ranks: usize) -> Vec<u64> {
+pub fn whole_elements(sizes: &[u64], ranks: usize) -> Vec<u64> {
     let unit = ELEM_BYTES * ranks as u64;
     let mut whole: Vec<u64> =
         sizes.iter().map(|size| if *size < unit { ELEM_BYTES } else { size / unit * unit }).collect();
@@ -96,7 +96,7 @@ pub(crate) fn whole_elements(sizes: &[u64], ranks: usize) -> Vec<u64> {
 }
 
 /// A table by which nothing but one way has ever been measured, so that this way is taken at every size.
-pub(crate) fn only(way: Way, topology: &Topology) -> Table {
+pub fn only(way: Way, topology: &Topology) -> Table {
     let mut table = Table::new(Class::of(topology));
     let mut enter = |way, time_us| table.insert(Measurement { way, bytes: 1, time_us });
     enter(way, 1.0);

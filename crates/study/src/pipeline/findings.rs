@@ -9,35 +9,35 @@ use super::figures::PipelineFigures;
 
 /// One row of the result.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct PipelineRow {
+pub struct PipelineRow {
     /// `read`, `all`, or `reduced`: all, with images that were reduced beforehand.
-    pub(crate) what: &'static str,
+    pub what: &'static str,
     /// `warm`, `cold` or `memory`.
-    pub(crate) files: &'static str,
+    pub files: &'static str,
     /// Threads that made batches.
-    pub(crate) workers: usize,
+    pub workers: usize,
     /// What they did.
     #[serde(flatten)]
-    pub(crate) measured: PipelineFigures,
+    pub measured: PipelineFigures,
 }
 
 /// All rows, and what they mean.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct PipelineFindings {
+pub struct PipelineFindings {
     /// What was read.
-    pub(crate) source: String,
+    pub source: String,
     /// What was done to images.
-    pub(crate) transform: String,
+    pub transform: String,
     /// What was measured, in the order of the table.
-    pub(crate) rows: Vec<PipelineRow>,
+    pub rows: Vec<PipelineRow>,
     /// Sentences for people.
-    pub(crate) advice: Vec<String>,
+    pub advice: Vec<String>,
 }
 
 impl PipelineFindings {
     /// Looks at all rows. The first one reads without decoding, with one worker; one of the others does all with one
     /// worker, warm. `reduced` is measured with images of this shorter side, `need` the rate of the training.
-    pub(crate) fn of(
+    pub fn of(
         (source, transform): (String, String),
         mut rows: Vec<PipelineRow>,
         reduced: Option<(usize, PipelineRow)>,
@@ -50,7 +50,7 @@ impl PipelineFindings {
     }
 
     /// A table, and what it means.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let mut text = format!("{}\n{}\n\n", self.source, self.transform);
         let _ = writeln!(
             text,

@@ -8,19 +8,19 @@ use super::planes::{self, Messages};
 /// Seconds of an iteration by phase, percent of all time by cause, and operations by size. All are empty without a
 /// trace.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct RunTimes {
+pub struct RunTimes {
     /// Seconds of each phase for one iteration of one rank, in the order in which phases first begin; empty without
     /// marks of iterations.
-    pub(crate) phases: Vec<(String, f64)>,
+    pub phases: Vec<(String, f64)>,
     /// Percent of the time of all ranks by cause: the report's split.
-    pub(crate) split: Vec<(String, f64)>,
+    pub split: Vec<(String, f64)>,
     /// Operations by size.
-    pub(crate) messages: Vec<Messages>,
+    pub messages: Vec<Messages>,
 }
 
 impl RunTimes {
     /// Those of a job.
-    pub(crate) fn of(history: &History) -> RunTimes {
+    pub fn of(history: &History) -> RunTimes {
         let split = TimeSplit::of(history).rows();
         let split = split.into_iter().map(|row| (row.key.to_owned(), row.tenths as f64 / 10.0)).collect();
         RunTimes { phases: phases(history), split, messages: planes::by_size(history) }

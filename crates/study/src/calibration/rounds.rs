@@ -9,7 +9,7 @@ use farandole_plan::table::Way;
 use super::verdict::{Standing, standing};
 
 /// Rounds of each way at each size. With seven, a way that is no faster wins all but one of them once in sixteen times.
-pub(crate) const ROUNDS: usize = 7;
+pub const ROUNDS: usize = 7;
 
 /// A way that takes this many times as long as the fastest gets no rounds: no disturbance of a few iterations is that
 /// large, or lasts over them.
@@ -20,18 +20,18 @@ const HOPELESS: f64 = 4.0;
 const MAX_ITERATIONS: usize = 20_000;
 
 /// Untimed iterations at the start of a round, to make schedules and bring caches back after the others' turns.
-pub(crate) const WARMUP_ITERATIONS: usize = 2;
+pub const WARMUP_ITERATIONS: usize = 2;
 
 /// How much time there is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Effort {
+pub struct Effort {
     /// For all ways of a size together.
-    pub(crate) seconds_per_size: f64,
+    pub seconds_per_size: f64,
 }
 
 impl Effort {
     /// Iterations of a round of one way, if `ways` ways take part and one iteration takes `iteration_us`.
-    pub(crate) fn iterations(&self, ways: usize, iteration_us: f64) -> usize {
+    pub fn iterations(&self, ways: usize, iteration_us: f64) -> usize {
         // The untimed iterations and barriers take about as long again at small sizes, and less at large ones.
         let round_us = self.seconds_per_size * 1e6 / (ways.max(1) * ROUNDS) as f64;
         ((round_us / iteration_us.max(0.1)) as usize).saturating_sub(WARMUP_ITERATIONS).clamp(1, MAX_ITERATIONS)
@@ -40,27 +40,27 @@ impl Effort {
 
 /// What one way has shown at one size.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Showing {
+pub struct Showing {
     /// The way.
-    pub(crate) way: Way,
+    pub way: Way,
     /// The size.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// The median time of each round; of the first try alone, if there were none.
-    pub(crate) rounds_us: Vec<f64>,
+    pub rounds_us: Vec<f64>,
 }
 
 impl Showing {
     /// The time that counts: the lower quartile of the rounds, because disturbances only ever make one slower.
-    pub(crate) fn time_us(&self) -> f64 {
+    pub fn time_us(&self) -> f64 {
         lower_quartile(&self.rounds_us)
     }
 }
 
 /// Everything that was measured, by size and way.
-pub(crate) type Times = Vec<Showing>;
+pub type Times = Vec<Showing>;
 
 /// The ways worth measuring, by their place: those near the fastest of a contest, and the built-in choices.
-pub(crate) fn hopeful(showings: &[Showing], contests: &[(Way, Vec<Way>)]) -> Vec<usize> {
+pub fn hopeful(showings: &[Showing], contests: &[(Way, Vec<Way>)]) -> Vec<usize> {
     let hopeful = |showing: &Showing| {
         contests.iter().any(|(usual, ways)| {
             let of_contest = showings.iter().filter(|other| ways.contains(&other.way));
@@ -72,7 +72,7 @@ pub(crate) fn hopeful(showings: &[Showing], contests: &[(Way, Vec<Way>)]) -> Vec
 }
 
 /// Ways that may be faster than the built-in choice and have not shown it clearly, and those choices themselves.
-pub(crate) fn unsure(showings: &[Showing], contests: &[(Way, Vec<Way>)]) -> Vec<usize> {
+pub fn unsure(showings: &[Showing], contests: &[(Way, Vec<Way>)]) -> Vec<usize> {
     let mut unsure = Vec::new();
     for (usual, ways) in contests {
         let Some(of_usual) = showings.iter().position(|showing| showing.way == *usual) else { continue };
@@ -95,7 +95,7 @@ pub(crate) fn lower_quartile(rounds_us: &[f64]) -> f64 {
 }
 
 /// The middle one, or the mean of the two in the middle. There is at least one.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }

@@ -9,23 +9,23 @@ use super::input::InputPoint;
 
 /// A configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct StudyPoint {
+pub struct StudyPoint {
     /// Which network; for a user's command whatever the user calls it.
-    pub(crate) model: String,
+    pub model: String,
     /// Processes.
-    pub(crate) ranks: usize,
+    pub ranks: usize,
     /// Threads of each process.
-    pub(crate) threads: usize,
+    pub threads: usize,
     /// Samples of each rank in one step.
-    pub(crate) batch: usize,
+    pub batch: usize,
     /// How gradients travel.
-    pub(crate) precision: String,
+    pub precision: String,
     /// Where tensors on GPUs are reduced, in a study of that.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) plane: String,
+    pub plane: String,
     /// What is read, and by whom, in a study of that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) input: Option<InputPoint>,
+    pub input: Option<InputPoint>,
 }
 
 /// Words in braces that a command may hold, and what they stand for.
@@ -33,12 +33,12 @@ const PLACEHOLDERS: [&str; 7] = ["model", "ranks", "threads", "batch", "total_ba
 
 impl StudyPoint {
     /// Samples of all ranks in one step.
-    pub(crate) fn total_batch(&self) -> usize {
+    pub fn total_batch(&self) -> usize {
         self.ranks * self.batch
     }
 
     /// Its name in files.
-    pub(crate) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         let StudyPoint { model, ranks, threads, batch, precision, plane, input } = self;
         let plane = if plane.is_empty() { String::new() } else { format!("-{}", plain(plane)) };
         let input = input.as_ref().map_or_else(String::new, |input| {
@@ -66,7 +66,7 @@ impl StudyPoint {
 
     /// The user's command for this point. Braces that hold no word of ours are the command's own (`${HOME}`,
     /// `awk '{print}'`).
-    pub(crate) fn fill(&self, command: &str) -> String {
+    pub fn fill(&self, command: &str) -> String {
         PLACEHOLDERS.iter().fold(command.to_owned(), |filled, placeholder| {
             let value = self.value(placeholder).unwrap_or_default();
             filled.replace(&format!("{{{placeholder}}}"), &value)
@@ -74,7 +74,7 @@ impl StudyPoint {
     }
 
     /// The same for programs that would rather read variables.
-    pub(crate) fn variables(&self) -> Vec<String> {
+    pub fn variables(&self) -> Vec<String> {
         let mut variables: Vec<String> = PLACEHOLDERS
             .iter()
             .map(|name| format!("FARANDOLE_STUDY_{}={}", name.to_uppercase(), self.value(name).unwrap_or_default()))

@@ -129,7 +129,7 @@ pub(crate) fn cells(findings: &Findings) -> Vec<Vec<String>> {
 }
 
 /// The headline, the table and the sentences.
-pub(crate) fn text(findings: &Findings) -> String {
+pub fn text(findings: &Findings) -> String {
     let cells = cells(findings);
     let names: Vec<&str> = columns(findings).iter().map(|(name, _)| *name).collect();
     let columns = names.len() + 1;
@@ -159,7 +159,7 @@ pub(crate) fn text(findings: &Findings) -> String {
 }
 
 /// One line for each run, so that everything in the table can be computed again.
-pub(crate) fn csv(findings: &Findings) -> String {
+pub fn csv(findings: &Findings) -> String {
     let mut text =
         String::from("kind,model,ranks,threads,batch,total_batch,precision,run,per_s,unit,speedup,efficiency,plane");
     if findings.kind.is_input() {
@@ -229,7 +229,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study::point::StudyPoint;
+    use crate::point::StudyPoint;
 
     fn findings() -> Findings {
         let (model, precision, plane) = ("a,b".into(), "f32".into(), String::new());
