@@ -76,9 +76,10 @@ const COMMAND: &[&str] = &[
     "farandole-storage",
 ];
 
-/// The data plane has no async runtime: threads and epoll. The client of object stores has one, because the library
-/// that knows their protocols wants it.
-const ASYNC_RUNTIME: (&str, &str) = ("farandole-storage", "tokio");
+/// Crates of others that one crate of ours may have. The data plane has no async runtime: threads and epoll; the client
+/// of object stores has one, because the library that knows their protocols wants it. Only the command knows a command
+/// line: libraries decide and render, and tests of theirs need no process.
+const ONE_MAY_HAVE: [(&str, &str); 2] = [("tokio", "farandole-storage"), ("clap", "farandole-cli")];
 
 /// Names that a crate must not have: they say nothing, and everything ends up in them.
 const DRAWERS: [&str; 6] = ["common", "core", "utils", "util", "types", "shared"];
@@ -122,9 +123,10 @@ pub(super) fn check(packages: &[Package]) -> Vec<Complaint> {
             complaints.push(complain(format!("`{name}` is not in the table of arrows (xtask/src/tidy/arrows.rs)")));
             continue;
         };
-        let (may_have_it, runtime) = ASYNC_RUNTIME;
-        if name != may_have_it && dependencies.iter().any(|dependency| dependency == runtime) {
-            complaints.push(complain(format!("`{name}` must not depend on `{runtime}`: only `{may_have_it}` may")));
+        for (theirs, may_have_it) in ONE_MAY_HAVE {
+            if name != may_have_it && dependencies.iter().any(|dependency| dependency == theirs) {
+                complaints.push(complain(format!("`{name}` must not depend on `{theirs}`: only `{may_have_it}` may")));
+            }
         }
         for dependency in dependencies.iter().filter(|dependency| ours(dependency)) {
             if !allowed.contains(&dependency.as_str()) && dependency != name {
@@ -177,6 +179,12 @@ mod tests {
     fn one_crate_has_an_async_runtime() {
         assert_eq!(complaints(&[package("farandole-storage", &["tokio"])]), [""; 0]);
         assert!(complaints(&[package("farandole-engine", &["tokio"])])[0].contains("only `farandole-storage` may"));
+    }
+
+    #[test]
+    fn only_the_command_knows_a_command_line() {
+        assert_eq!(complaints(&[package("farandole-cli", &["clap"])]), [""; 0]);
+        assert!(complaints(&[package("farandole-study", &["clap"])])[0].contains("only `farandole-cli` may"));
     }
 
     #[test]
