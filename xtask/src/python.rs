@@ -6,7 +6,8 @@
 //! process; `tests/parallel` (PyTorch), `tests/tensorflow` and `tests/jax` as jobs of two and of four ranks, the latter
 //! without some files (`--whole` runs them, too). `tests/mxnet_single` and `tests/mxnet` are the same for MXNet, in an
 //! environment of its own. Every framework is installed; one that cannot be fails the chore.
-//! `--build-only` ends after the build, `--release` builds what users get, `-k` chooses tests.
+//! `--build-only` ends after the build, `--release` builds what users get, `-k` chooses tests. A module for tests has
+//! the fake device, with `--release` too.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -152,7 +153,7 @@ pub(crate) enum Profile {
 /// `cargo xtask python`.
 pub(crate) fn run(words: &[String]) -> Result<()> {
     let wish = Wish::read(words)?;
-    let built = build(wish.profile, Scope::Needed)?;
+    let built = build_with(wish.fakes(), wish.profile, Scope::Needed)?;
     if wish.build_only {
         println!("the module is built; PYTHONPATH={} finds it", built.package.display());
         return Ok(());
@@ -210,13 +211,31 @@ pub(crate) fn make_environment() -> Result<()> {
     REQUIREMENTS.iter().try_for_each(|(file, flags)| MAIN.need(file, flags))
 }
 
-/// Builds the command, and the module and the C library into the package's folder.
+/// Whether the module has the fakes that its tests use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fakes {
+    Included,
+    LeftOut,
+}
+
+/// Builds the command, and the module and the C library into the package's folder; with the fakes of tests unless it is
+/// what users get.
 pub(crate) fn build(profile: Profile, scope: Scope) -> Result<Built> {
+    let fakes = if profile == Profile::Release { Fakes::LeftOut } else { Fakes::Included };
+    build_with(fakes, profile, scope)
+}
+
+fn build_with(fakes: Fakes, profile: Profile, scope: Scope) -> Result<Built> {
     // With the targets of tests, because what these depend on counts for the features that everything is compiled with.
     let targets: &[&str] = if scope == Scope::Everything { &["--all-targets"] } else { &[] };
     let flags: &[&str] = if profile == Profile::Release { &["--release"] } else { &[] };
     let packages = scope.words(&["farandole-python", "farandole-c", "farandole-cli"]);
-    Shell::cargo(&["build"]).words(&packages).words(targets).words(flags).run()?;
+    // Everything has them already.
+    let fakes: &[&str] = match (scope, fakes) {
+        (Scope::Needed, Fakes::Included) => &["--features", "farandole-python/testing"],
+        _ => &[],
+    };
+    Shell::cargo(&["build"]).words(&packages).words(targets).words(flags).words(fakes).run()?;
     if scope == Scope::Needed {
         // Tests of object stores start it. Everything has it already.
         let example = ["build", "--package", "farandole-storage", "--features", "remote", "--example", "storage_cat"];
@@ -350,6 +369,11 @@ impl Wish {
         }
         Ok(wish)
     }
+
+    /// What is built for users alone has no fakes.
+    fn fakes(&self) -> Fakes {
+        if self.build_only && self.profile == Profile::Release { Fakes::LeftOut } else { Fakes::Included }
+    }
 }
 
 #[cfg(test)]
@@ -367,6 +391,8 @@ mod tests {
         let choice = Some("a or b".to_owned());
         assert_eq!(wish, Wish { profile: Profile::Release, choice, ..Wish::default() });
         assert!(read(&["--build-only"]).unwrap().build_only && read(&["--whole"]).unwrap().whole);
+        assert_eq!(read(&["--release"]).unwrap().fakes(), Fakes::Included);
+        assert_eq!(read(&["--release", "--build-only"]).unwrap().fakes(), Fakes::LeftOut);
         assert!(read(&["-k"]).is_err() && read(&["--fast"]).is_err());
     }
 

@@ -4,11 +4,13 @@
 //! others has it compiled again. So all legs of continuous integration choose the same, everything, and each finds what
 //! the one before has built; a chore that somebody runs alone chooses what it needs, and waits for nothing else.
 
-/// Everything that is off by default is on: the trainer, object stores, and the adapters for tensor libraries.
+/// Everything that is off by default is on: the trainer, object stores, the adapters for tensor libraries, and in the
+/// Python module the fake device that its tests use.
 const EVERYTHING: [&str; 3] = [
     "--workspace",
     "--features",
-    "farandole-cli/train,farandole-cli/remote,farandole/burn,farandole/candle,farandole-data/remote",
+    "farandole-cli/train,farandole-cli/remote,farandole/burn,farandole/candle,farandole-data/remote,\
+     farandole-python/testing",
 ];
 
 /// See the module's text.

@@ -4,7 +4,8 @@
 //! computed; an event in that stream tells the engine when they are. Nobody waits here, except who asks for results and
 //! names no stream.
 //!
-//! With `FARANDOLE_TEST_STAND_IN_DEVICE`, host memory stands in for a device's: tests of the front ends need none.
+//! With `FARANDOLE_TEST_STAND_IN_DEVICE`, host memory stands in for a device's: tests of the front ends need none. Only
+//! a module with the feature `testing` has that fake device; no release has it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +32,19 @@ pub(crate) fn device_stands_in() -> bool {
 
 /// Opens a device by its number in this process.
 pub(crate) fn open(ordinal: u32) -> device::Result<device::Device> {
-    if device_stands_in() { device::stand_in::open(ordinal) } else { device::cuda::open(ordinal) }
+    if device_stands_in() { open_stand_in(ordinal) } else { device::cuda::open(ordinal) }
+}
+
+#[cfg(feature = "testing")]
+fn open_stand_in(ordinal: u32) -> device::Result<device::Device> {
+    device::stand_in::open(ordinal)
+}
+
+#[cfg(not(feature = "testing"))]
+fn open_stand_in(_ordinal: u32) -> device::Result<device::Device> {
+    Err(device::Error::Unavailable(format!(
+        "{STAND_IN}: this build has no fake device; unset it, or build the module with `cargo xtask python`"
+    )))
 }
 
 /// A device, and the event after which memory there holds its data.

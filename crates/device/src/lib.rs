@@ -6,12 +6,12 @@
 //! [`Stream::adasum`] combines vectors in pairs by adaptive summation, [`Stream::copy`] packs and unpacks. [`Words`]
 //! let streams of several processes wait for each other.
 //!
-//! There are three backends. [`cuda`] opens NVIDIA's driver library at run time; where there is none, opening says so
-//! and nothing else changes. [`pretend`] is host memory with streams that run late, for tests without a device: what an
-//! event has not been waited for has not happened there, so a missing wait gives wrong results. [`stand_in`] is host
-//! memory between processes, for tests of front ends.
+//! [`cuda`] opens NVIDIA's driver library at run time; where there is none, opening says so and nothing else changes.
+//! [`nccl`] opens NVIDIA's library of collectives in the same way.
 //!
-//! [`nccl`] opens NVIDIA's library of collectives in the same way, and has a pretended one beside it.
+//! The feature `testing`, which no release has, adds two fake backends. `pretend` is host memory with streams that run
+//! late: what an event has not been waited for has not happened there, so a missing wait gives wrong results; it has a
+//! fake NCCL beside it. `stand_in` is host memory between processes, for tests of front ends.
 //!
 //! The invariant: no call here waits for a device, except those whose name says so. Addresses come from whoever
 //! promised that there is memory ([`farandole_tensor::Region::on_device`]), from allocations and from mappings.
@@ -29,11 +29,14 @@ mod error;
 mod event;
 mod export;
 mod exports;
+#[cfg(any(test, feature = "testing"))]
 mod host_fold;
 mod mappings;
 pub mod nccl;
 mod pinned;
+#[cfg(any(test, feature = "testing"))]
 pub mod pretend;
+#[cfg(any(test, feature = "testing"))]
 pub mod stand_in;
 mod stream;
 mod table;

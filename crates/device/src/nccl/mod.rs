@@ -1,7 +1,7 @@
 //! NCCL, NVIDIA's library of collectives on devices, as far as the engine uses it.
 //!
 //! A [`Library`] makes communicators ([`NcclCommunicator`]): NCCL itself, opened at run time ([`open`]), or one that is
-//! pretended ([`crate::pretend::PretendNccl`]). A communicator carries out [`Call`]s in the order of a stream, with the
+//! pretended (`crate::pretend::PretendNccl`). A communicator carries out [`Call`]s in the order of a stream, with the
 //! same calls on all its ranks.
 //!
 //! The invariant: no call here waits for another rank. Communicators are made non-blocking, which NCCL can since
