@@ -8,6 +8,7 @@ mod arrows;
 mod clocks;
 mod code;
 mod documents;
+mod fakes;
 mod habits;
 mod lines;
 mod sizes;
@@ -22,6 +23,7 @@ use anyhow::{Result, bail};
 use crate::no_words;
 use crate::shell::Shell;
 use crate::tally::Tally;
+use crate::wheel;
 use tree::Tree;
 
 /// One place where the tree has left a rule.
@@ -79,6 +81,10 @@ pub(crate) fn check() -> Result<Tally> {
     let metadata = Shell::cargo(&["metadata", "--format-version", "1", "--no-deps"]).read()?;
     let packages = arrows::packages(&metadata)?;
     let mut complaints = arrows::check(&packages);
+    for released in [&wheel::COMMAND[..], &wheel::LIBRARY[..]] {
+        let tree = ["tree", "--edges", "normal,build", "--prefix", "none", "--format", fakes::FORMAT];
+        complaints.extend(fakes::check(&Shell::cargo(&tree).words(released).read()?));
+    }
     for file in &tree.files {
         complaints.extend(clocks::check(file));
         complaints.extend(habits::check(file));

@@ -39,9 +39,8 @@ const fn limit_bytes(profile: Profile) -> u64 {
 /// How long each trial job may take, in seconds.
 const TRIAL_DEADLINE: &str = "180";
 
-/// How the command is built for users: with everything that is off by default.
-const COMMAND: [&str; 7] =
-    ["build", "--release", "--package", "farandole-cli", "--features", "train,remote", "--bin=farandole"];
+/// The package of the command, as it is built for users: with everything that is off by default.
+pub(crate) const COMMAND: [&str; 4] = ["--package", "farandole-cli", "--features", "train,remote"];
 
 /// The script of the trial: it needs the command, the module and the front end of PyTorch.
 const TRIAL: &str = "examples/python/pytorch_mnist.py";
@@ -67,8 +66,9 @@ const TRAINER_TRIAL: [&str; 14] = [
 /// What the trainer says when it is done.
 const TRAINED: &str = "trained lenet";
 
-/// How the library for C programs is built for users, together with the module, so that maturin finds that built.
-const LIBRARY: [&str; 6] = ["build", "--release", "--package", "farandole-c", "--package", "farandole-python"];
+/// The package of the library for C programs, as it is built for users: together with the module, so that maturin
+/// finds that built.
+pub(crate) const LIBRARY: [&str; 4] = ["--package", "farandole-c", "--package", "farandole-python"];
 
 /// The trial of the library: a C program, compiled with the flags that the package gives, and what its ranks say.
 const C_TRIAL: &str = "examples/c/average.c";
@@ -155,7 +155,7 @@ fn cargo_of_tests() -> Result<PathBuf> {
 fn build_command(profile: Profile) -> Result<PathBuf> {
     match profile {
         Profile::Release => {
-            Shell::cargo(&COMMAND).run()?;
+            Shell::cargo(&["build", "--release", "--bin=farandole"]).words(&COMMAND).run()?;
             Ok(tools::target_dir().join("release/farandole"))
         }
         Profile::Dev => Ok(python::build(Profile::Dev, Scope::Everything)?.command),
@@ -167,7 +167,7 @@ fn build_library(profile: Profile) -> Result<PathBuf> {
     let target = tools::target_dir();
     match profile {
         Profile::Release => {
-            Shell::cargo(&LIBRARY).run()?;
+            Shell::cargo(&["build", "--release"]).words(&LIBRARY).run()?;
             Ok(target.join("release/libfarandole_c.so"))
         }
         // Built with the command.
