@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use farandole::{AbortHandle, EngineError, Error, Exit, Rank, Setup, World};
+use farandole::{AbortHandle, EngineError, Error, ErrorClass, Exit, Rank, Setup, World};
 
 use crate::{fork_handler, other_library};
 
@@ -51,8 +51,8 @@ impl Job {
     /// Ends all collectives of this rank, direct ones too: they fail with this cause, and the other ranks are told.
     pub fn abort(&self, cause: &str) {
         let rank = Some(Rank::from(self.world.rank()));
-        self.direct_abort.abort(rank, cause.to_owned());
-        self.world.engine().abort_handle().abort(rank, cause.to_owned());
+        self.direct_abort.abort(rank, ErrorClass::RankLost, cause.to_owned());
+        self.world.engine().abort_handle().abort(rank, ErrorClass::RankLost, cause.to_owned());
     }
 }
 

@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use farandole::stall::Stacks;
 use farandole::{
-    Address, EngineError, Environment, Exit, Launcher, OpenDevice, Protection, Rank, Setup, StoreRank, World,
+    Address, EngineError, Environment, ErrorClass, Exit, Launcher, OpenDevice, Protection, Rank, Setup, StoreRank,
+    World,
 };
 use farandole_c::job::{self, BeginError, Interpreter};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -219,11 +220,14 @@ pub(crate) fn leave_group(py: Python<'_>, group: i64) -> PyResult<()> {
     change_groups(py, move |world| world.engine().leave_group(group))
 }
 
-/// Ends all collectives of this rank: requests under way fail with this cause, and the other ranks are told.
+/// Ends all collectives of this rank: requests under way fail with this cause, and the other ranks are told. It is the
+/// loss of this rank, or with `stalled` the end of a wait that has passed its limit.
 #[pyfunction]
-pub(crate) fn abort(cause: String) -> PyResult<()> {
+#[pyo3(signature = (cause, *, stalled = false))]
+pub(crate) fn abort(cause: String, stalled: bool) -> PyResult<()> {
     let job = current()?;
-    job.world.engine().abort_handle().abort(Some(Rank::from(job.world.rank())), cause);
+    let class = if stalled { ErrorClass::Stall } else { ErrorClass::RankLost };
+    job.world.engine().abort_handle().abort(Some(Rank::from(job.world.rank())), class, cause);
     Ok(())
 }
 

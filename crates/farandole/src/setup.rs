@@ -23,7 +23,9 @@ use farandole_engine::config::{DevicePlaneChoice, SettingValue as _};
 use farandole_engine::connector::ProcessConnector;
 use farandole_engine::plane::Plane;
 use farandole_engine::tables::Shelf;
-use farandole_engine::{AbortHandle, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, OpenDevice, Stacks};
+use farandole_engine::{
+    AbortHandle, Communicator, Config, DirectSettings, Engine, Error as EngineError, Hooks, OnStall, OpenDevice, Stacks,
+};
 use farandole_plan::{Rank, ReduceOp, Topology};
 use farandole_settings as settings;
 use farandole_trace::event::RecoveryStage;
@@ -231,7 +233,7 @@ impl Setup {
         };
         config.wire_protection = options.protection();
         let shares: Option<bool> =
-            settings::DATA_PEERS.read(lookup).map_err(|wrong| Error::Settings(wrong.to_string()))?;
+            settings::DATA_PEERS.read(lookup).map_err(|wrong| EngineError::Setting(wrong.to_string().into()))?;
         let shares_blocks = shares != Some(false);
         Ok(Settled { config, direct, options, shares_blocks, silence: silence_from_lookup(lookup)? })
     }
@@ -341,9 +343,9 @@ impl Peers {
             tell_of_ranks_apart(&contacts);
         }
         let interrupted = Arc::downgrade(&listener);
-        bond.on_loss(move |rank, cause| {
+        bond.on_loss(move |rank, class, cause| {
             if let Some(listener) = interrupted.upgrade() {
-                listener.interrupt(rank, cause);
+                listener.interrupt(rank, class, cause);
             }
         });
         let bond = Arc::new(bond);
@@ -376,7 +378,7 @@ impl Peers {
     /// Lets the failure of a rank end collectives.
     fn end_on_failure(&self, abort: AbortHandle) {
         let abort = Arc::new(abort);
-        self.bond.on_loss(move |rank, cause| abort.abort(rank, cause));
+        self.bond.on_loss(move |rank, class, cause| abort.abort(rank, class, cause));
     }
 
     /// Lets caches of remote objects get blocks from other ranks.

@@ -7,9 +7,9 @@ use std::time::Duration;
 use farandole::connect::{Checksum, FrameOptions, Layout, Local, Options, Seal};
 use farandole::device::pretend::PretendNccl;
 use farandole::{
-    ClusterError, Communicator, Config, Cycles, DevicePlaneChoice, DirectSettings, Engine, EngineError, Error, Failure,
-    FailureKind, FailureNotice, Lifeline, Pending, PhaseGuard, ProcessSet, Protection, Rank, Recorder, ReduceOp, Setup,
-    Table, Topology, TransportError, World,
+    ClusterError, Communicator, Config, Cycles, DevicePlaneChoice, DirectSettings, Engine, EngineError, Error,
+    ErrorClass, Failure, FailureKind, FailureNotice, Lifeline, Pending, PhaseGuard, ProcessSet, Protection, Rank,
+    Recorder, ReduceOp, Setup, Table, Topology, TransportError, World,
 };
 
 /// A setup with every field named, and every part of its options.
@@ -79,7 +79,13 @@ fn a_pending_result_has_the_type_of_what_comes() {
 #[test]
 fn errors_name_their_layer_and_give_the_cause_behind_it() {
     let refused = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
-    let failure = Failure { what: "rank 1 is gone".into(), rank: Some(Rank(1)), tensor: None, elapsed: None };
+    let failure = Failure {
+        what: "rank 1 is gone".into(),
+        class: ErrorClass::RankLost,
+        rank: Some(Rank(1)),
+        tensor: None,
+        elapsed: None,
+    };
     let notice = FailureNotice::new(FailureKind::Gone).on_rank(Rank(1));
     for (error, words, has_cause) in [
         (Error::Cluster(ClusterError::local("binding", refused())), "binding: permission denied", true),
