@@ -169,6 +169,13 @@ exported! {
 }
 
 exported! {
+    /// What a status means.
+    fn farandole_status_string(status: i32) -> *const c_char, otherwise c"".as_ptr(); {
+        Ok(status::meaning(status).as_ptr())
+    }
+}
+
+exported! {
     /// The text of this thread's last error.
     fn farandole_last_error() -> *const c_char, otherwise c"".as_ptr(); { Ok(status::last()) }
 }
