@@ -184,23 +184,23 @@ impl World {
     }
 
     /// An iteration of training begins.
-    pub fn iteration(&self, number: u64) {
+    pub fn mark_iteration(&self, number: u64) {
         self.recorder().mark(Event::Iteration { number });
     }
 
     /// An epoch of training begins.
-    pub fn epoch(&self, number: u64) {
+    pub fn mark_epoch(&self, number: u64) {
         self.recorder().mark(Event::Epoch { number });
     }
 
     /// A member of an elastic job has come so far in its generation: front ends know when all ranks have the same state
     /// again, and when a step is made. The first mark of a stage counts.
-    pub fn recovery(&self, stage: RecoveryStage) {
+    pub fn mark_recovery(&self, stage: RecoveryStage) {
         self.recorder().mark(Event::Recovery { stage });
     }
 
     /// The step under way when the generation before ended was not made.
-    pub fn step_lost(&self, fate: StepFate) {
+    pub fn mark_step_lost(&self, fate: StepFate) {
         self.recorder().mark(Event::StepLost { fate });
     }
 

@@ -67,8 +67,7 @@ fn what_a_world_shows_can_be_named() {
 fn a_pending_result_has_the_type_of_what_comes() {
     let world = farandole::init().expect("a world of one");
     let sum: Pending<Vec<i64>> = world.named("sum").allreduce(vec![1, 2], ReduceOp::Sum).expect("submit");
-    let counted: Pending<(Vec<u8>, Vec<usize>)> =
-        world.named("exchange").alltoall_counted(vec![7, 8], &[2]).expect("submit");
+    let counted: Pending<(Vec<u8>, Vec<usize>)> = world.named("exchange").alltoallv(vec![7, 8], &[2]).expect("submit");
     let done: Pending<()> = world.named("barrier").barrier().expect("submit");
     assert_eq!(sum.wait_for(Duration::from_secs(5)).expect("sum"), [1, 2]);
     assert_eq!(counted.wait().expect("exchange"), (vec![7, 8], vec![2]));
