@@ -59,7 +59,7 @@ impl Job {
 /// An interpreter in this process, which takes part in beginning and end of jobs.
 pub trait Interpreter: Send + Sync {
     /// Code outside of the interpreter is about to begin a job: what the interpreter adds to its setup.
-    fn prepare(&self, setup: &mut Setup);
+    fn prepare(&self, setup: Setup) -> Setup;
     /// A job has begun, and is about to become this process's.
     fn begun(&self, job: &Arc<Job>);
     /// The job is about to end; nothing has happened yet.

@@ -12,7 +12,7 @@ use farandole::{
     Recorder, ReduceOp, Setup, Table, Topology, TransportError, World,
 };
 
-/// A setup with every field named, and every part of its options.
+/// A setup with every part of its options.
 fn setup() -> Setup {
     let options = Options {
         connections: Some(1),
@@ -22,24 +22,16 @@ fn setup() -> Setup {
         local: Local::Stream,
         layout: Some(Layout::standard(1)),
     };
-    Setup {
-        environment: None,
-        config: Some(Config::default()),
-        direct: DirectSettings::default(),
-        options,
-        wire_protection: Some(Protection::Off),
-        address: None,
-        patience: Duration::from_secs(5),
-        tables: Some(farandole::Shelf::OFF),
-        stacks: None::<farandole::stall::Stacks>,
-        on_stall: None::<farandole::stall::OnStall>,
-        process_sets: vec![vec![0]],
-        devices: None,
-        nccl: None::<farandole::device::nccl::SharedLibrary>,
-        nccl_files: Vec::new(),
-        before_joining: None::<farandole::elastic::BeforeJoining>,
-        planes: Vec::<std::sync::Arc<dyn farandole::plane::Plane>>::new(),
-    }
+    Setup::new()
+        .config(Config::default())
+        .direct(DirectSettings::default())
+        .options(options)
+        .wire_protection(Protection::Off)
+        .patience(Duration::from_secs(5))
+        .tables(farandole::Shelf::OFF)
+        .process_sets(vec![vec![0]])
+        .nccl_files(Vec::new())
+        .planes(Vec::<std::sync::Arc<dyn farandole::plane::Plane>>::new())
 }
 
 #[test]
@@ -75,6 +67,18 @@ fn a_pending_result_has_the_type_of_what_comes() {
     assert_eq!(world.join().expect("join"), 0);
 }
 
+/// The types of what a setup takes have names here.
+#[test]
+fn a_setup_takes_what_this_crate_names() {
+    let _: fn(Setup, farandole::Environment) -> Setup = Setup::environment;
+    let _: fn(Setup, std::net::IpAddr) -> Setup = Setup::address;
+    let _: fn(Setup, farandole::stall::Stacks) -> Setup = Setup::stacks;
+    let _: fn(Setup, farandole::stall::OnStall) -> Setup = Setup::on_stall;
+    let _: fn(Setup, farandole::OpenDevice) -> Setup = Setup::devices;
+    let _: fn(Setup, farandole::device::nccl::SharedLibrary) -> Setup = Setup::nccl;
+    let _: fn(Setup, farandole::elastic::BeforeJoining) -> Setup = Setup::before_joining;
+}
+
 #[test]
 fn errors_name_their_layer_and_give_the_cause_behind_it() {
     let refused = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
@@ -105,7 +109,7 @@ fn errors_name_their_layer_and_give_the_cause_behind_it() {
 #[test]
 fn a_plane_that_a_rank_does_not_have_ends_init_with_its_name() {
     let config = Config { plane: DevicePlaneChoice::Nccl, ..Config::default() };
-    let asking = || Setup { config: Some(config.clone()), ..setup() };
+    let asking = || setup().config(config.clone());
     let is_there = farandole::device::cuda::is_likely() && farandole::nccl_version(&[]).is_some();
     match asking().init() {
         Ok(_) => assert!(is_there, "there is no NCCL here"),
@@ -117,6 +121,6 @@ fn a_plane_that_a_rank_does_not_have_ends_init_with_its_name() {
             );
         }
     }
-    let pretended = Setup { nccl: Some(Arc::new(PretendNccl::default())), ..asking() };
+    let pretended = asking().nccl(Arc::new(PretendNccl::default()));
     assert_eq!(pretended.init().expect("a world of one with NCCL").size(), 1);
 }

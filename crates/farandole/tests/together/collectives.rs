@@ -76,7 +76,7 @@ pub(crate) fn play() {
 }
 
 pub(crate) fn play_sets() {
-    let setup = Setup { process_sets: vec![vec![0, 2]], ..Setup::default() };
+    let setup = Setup::new().process_sets(vec![vec![0, 2]]);
     let mut world = setup.init().expect("ranks find each other");
     let rank = world.rank();
     let outer = world.process_sets().remove(1);
