@@ -90,13 +90,16 @@ fn errors_name_their_layer_and_give_the_cause_behind_it() {
         elapsed: None,
     };
     let notice = FailureNotice::new(FailureKind::Gone).on_rank(Rank(1));
-    for (error, words, has_cause) in [
-        (Error::Cluster(ClusterError::local("binding", refused())), "binding: permission denied", true),
-        (Error::Transport(TransportError::local("mapping", refused())), "mapping: permission denied", true),
-        (Error::Engine(EngineError::from(failure)), "rank 1 is gone", true),
-        (Error::Engine(EngineError::ShutDown), "Farandole has been shut down", false),
-        (Error::Lost(notice), "rank 1", false),
+    let launcher = FailureNotice::new(FailureKind::LauncherLost);
+    for (error, words, has_cause, is_rank_lost) in [
+        (Error::Cluster(ClusterError::local("binding", refused())), "binding: permission denied", true, false),
+        (Error::Transport(TransportError::local("mapping", refused())), "mapping: permission denied", true, false),
+        (Error::Engine(EngineError::from(failure)), "rank 1 is gone", true, true),
+        (Error::Engine(EngineError::ShutDown), "Farandole has been shut down", false, false),
+        (Error::Lost(notice), "rank 1", false, true),
+        (Error::Lost(launcher), "the launcher is lost", false, false),
     ] {
+        assert_eq!(error.is_rank_lost(), is_rank_lost, "{error}");
         assert!(error.to_string().starts_with(words), "{error}");
         assert_eq!(error.source().is_some(), has_cause, "{error:?}");
     }
