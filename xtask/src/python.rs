@@ -32,6 +32,9 @@ const REQUIREMENTS: [(&str, &[&str]); 2] = [
 /// Where the package lies.
 const PACKAGE: &str = "bindings/python";
 
+/// Headers of the C library.
+const HEADERS: [&str; 2] = ["farandole.h", "horovod.h"];
+
 /// The longest that all tests of one job may take, in seconds. Each test has a deadline of its own; this one is for
 /// what goes wrong outside of them.
 const JOB_DEADLINE: &str = "3600";
@@ -245,8 +248,15 @@ fn build_with(fakes: Fakes, profile: Profile, scope: Scope) -> Result<Built> {
     let package = root().join(PACKAGE);
     put(&folder.join("libfarandole_python.so"), &package.join("farandole/_native.abi3.so"))?;
     put(&folder.join("libfarandole_c.so"), &package.join("farandole/lib/libfarandole.so"))?;
-    put(&root().join("bindings/c/include/farandole.h"), &package.join("farandole/include/farandole.h"))?;
+    put_headers(&package.join("farandole"))?;
     Ok(Built { package, command: folder.join("farandole") })
+}
+
+/// Puts the headers of the C library into the package's folder.
+pub(crate) fn put_headers(package: &Path) -> Result<()> {
+    HEADERS
+        .iter()
+        .try_for_each(|name| put(&root().join("bindings/c/include").join(name), &package.join("include").join(name)))
 }
 
 /// Copies a file beside its place and moves it there, so that no program that has the old one mapped sees it change.

@@ -175,11 +175,10 @@ fn build_library(profile: Profile) -> Result<PathBuf> {
     }
 }
 
-/// Puts the library and its header where maturin takes them from.
+/// Puts the library and its headers where maturin takes them from.
 fn pack_library(library: &Path) -> Result<()> {
     let package = root().join("bindings/python/farandole");
-    let header = root().join("bindings/c/include/farandole.h");
-    python::put(&header, &package.join("include/farandole.h"))?;
+    python::put_headers(&package)?;
     let stripped = tools::target_dir().join("libfarandole.stripped.so");
     Shell::new("strip").words(&["-o", &text(&stripped)?, &text(library)?]).run()?;
     python::put(&stripped, &package.join("lib/libfarandole.so"))
@@ -207,7 +206,7 @@ fn look_into(wheel: &Path, tag: &str, limit: u64) -> Result<()> {
     let list = Shell::new(python()).words(&["-m", "zipfile", "--list", &name]).read()?;
     let files: Vec<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
     let wanted = ["/scripts/farandole", "farandole/_native.abi3.so", "farandole/py.typed", "farandole/_native.pyi"];
-    let for_c = ["farandole/include/farandole.h", "farandole/lib/libfarandole.so"];
+    let for_c = ["farandole/include/farandole.h", "farandole/include/horovod.h", "farandole/lib/libfarandole.so"];
     let front_ends = ["torch", "tensorflow", "keras", "jax", "mxnet", "_alias/horovod"];
     let packages = front_ends.map(|name| format!("farandole/{name}/__init__.py"));
     let packages = packages.iter().map(String::as_str);

@@ -26,6 +26,8 @@
  * FORK. A forked child is not a rank. It may ask for ranks and sizes, and start another program; everything else
  * returns FARANDOLE_FORKED.
  *
+ * HOROVOD. The C functions of Horovod are in the same library and are declared in horovod.h.
+ *
  * VERSIONS. What is declared here stays: functions, numbers and fields are added and never changed. Structs begin with
  * their size, so a program that was compiled with an older header works with a newer library. If that should ever
  * end, the library gets another file name. A program that uses what is new checks
@@ -145,6 +147,10 @@ int32_t farandole_abi_version(void);
 
 /* The version of the library, for people. Lives as long as the process. */
 const char *farandole_version(void);
+
+/* What a status means, in a few words: "a rank was lost, or has aborted the job". For what happened, ask
+ * farandole_last_error. "unknown status" for numbers that are none. Lives as long as the process. */
+const char *farandole_status_string(farandole_status status);
 
 /* The text of the last error of a call on this thread; "" if there was none. Lives until the next error on this thread.
  * Calls that succeed leave it alone. */
@@ -384,61 +390,6 @@ farandole_status farandole_start_timeline(const char *path, int mark_cycles);
 
 /* Ends the timeline; everything that has happened is in its file. FARANDOLE_FILE. */
 farandole_status farandole_stop_timeline(void);
-
-/* ---- Horovod's functions ----------------------------------------------------------------------------------------- */
-
-/*
- * The C functions of Horovod, which its Python class HorovodBasics calls through ctypes, with Horovod's signatures and
- * return values. They act on the same job. What is wrong is in farandole_last_error, too.
- *
- * Questions return -1 where there is no job. Functions of process sets return -1 (no job), -2 (the job does not allow
- * changes of process sets: HOROVOD_DYNAMIC_PROCESS_SETS=1 was not set), -3 (no such set, or these ranks do not make
- * one), -4 (this rank is not a member), -5 (the job has ended) or -6 (there is such a set).
- */
-
-/* `false` if this process does not become a rank. `ranks` are none, or all of the job. */
-bool horovod_init(const int *ranks, int nranks, const int *process_set_ranks, const int *process_set_sizes,
-                  int num_process_sets);
-/* The library links no MPI: communicators (`comm` is Horovod's MPI_Comm *) are refused; without any, as above. */
-bool horovod_init_multi_comm(void *comm, int ncomms, const int *process_set_ranks_via_ranks,
-                             const int *process_set_sizes_via_ranks, int num_process_sets_via_ranks);
-void horovod_shutdown(void);
-int horovod_is_initialized(void);
-int horovod_rank(void);
-int horovod_size(void);
-int horovod_local_rank(void);
-int horovod_local_size(void);
-int horovod_cross_rank(void);
-int horovod_cross_size(void);
-bool horovod_is_homogeneous(void);
-int horovod_mpi_threads_supported(void);
-bool horovod_mpi_enabled(void);
-bool horovod_mpi_built(void);
-bool horovod_gloo_enabled(void);
-bool horovod_gloo_built(void);
-int horovod_nccl_built(void);
-bool horovod_ddl_built(void);
-bool horovod_ccl_built(void);
-bool horovod_cuda_built(void);
-bool horovod_rocm_built(void);
-int horovod_reduce_op_average(void);
-int horovod_reduce_op_sum(void);
-int horovod_reduce_op_adasum(void);
-int horovod_reduce_op_min(void);
-int horovod_reduce_op_max(void);
-int horovod_reduce_op_product(void);
-int horovod_add_process_set(const int *ranks, int nranks);
-int horovod_remove_process_set(int process_set_id);
-int horovod_process_set_rank(int process_set_id);
-int horovod_process_set_size(int process_set_id);
-int horovod_process_set_included(int process_set_id);
-int horovod_number_of_process_sets(void);
-void horovod_process_set_ids(int *ids_prealloc);
-int horovod_process_set_ranks(int id, int *ranks_prealloc);
-int horovod_comm_process_set(void *comm);
-/* 1; -1 where there is no job, -2 if HOROVOD_TIMELINE was not set, -3 if the file cannot be made. */
-int horovod_start_timeline(const char *file_name, bool mark_cycles);
-int horovod_stop_timeline(void);
 
 #ifdef __cplusplus
 }

@@ -8,7 +8,7 @@ macro_rules! exported {
         $(#[$doc])*
         ///
         /// # Safety
-        /// Pointers are null, or what `include/farandole.h` says of them.
+        /// Pointers are null, or what the header says of them.
         // SAFETY: names that begin with `farandole_` and `horovod_` are ours, and each is defined once.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> i32 {
@@ -20,7 +20,7 @@ macro_rules! exported {
         $(#[$doc])*
         ///
         /// # Safety
-        /// Pointers are null, or what `include/farandole.h` says of them.
+        /// Pointers are null, or what the header says of them.
         // SAFETY: names that begin with `farandole_` and `horovod_` are ours, and each is defined once.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> $result {

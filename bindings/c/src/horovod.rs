@@ -66,7 +66,7 @@ fn begin_with(ranks: &[i32], process_sets: &[Vec<u32>]) -> Result<Truth, Fault> 
     let mut all = ranks.iter().map(|&rank| read_rank(rank)).collect::<Result<Vec<u32>, Fault>>()?;
     all.sort_unstable();
     let began_here = job::peek().is_none();
-    begin(Setup::default(), process_sets)?;
+    begin(Setup::new(), process_sets)?;
     let size = current()?.world.size();
     if !all.is_empty() && !all.iter().copied().eq(0..u32::try_from(size).unwrap_or(u32::MAX)) {
         if began_here {

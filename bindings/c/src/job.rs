@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use farandole::{AbortHandle, EngineError, Error, Exit, Rank, Setup, World};
+use farandole::{AbortHandle, EngineError, Error, ErrorClass, Exit, Rank, Setup, World};
 
 use crate::{fork_handler, other_library};
 
@@ -51,15 +51,15 @@ impl Job {
     /// Ends all collectives of this rank, direct ones too: they fail with this cause, and the other ranks are told.
     pub fn abort(&self, cause: &str) {
         let rank = Some(Rank::from(self.world.rank()));
-        self.direct_abort.abort(rank, cause.to_owned());
-        self.world.engine().abort_handle().abort(rank, cause.to_owned());
+        self.direct_abort.abort(rank, ErrorClass::RankLost, cause.to_owned());
+        self.world.engine().abort_handle().abort(rank, ErrorClass::RankLost, cause.to_owned());
     }
 }
 
 /// An interpreter in this process, which takes part in beginning and end of jobs.
 pub trait Interpreter: Send + Sync {
     /// Code outside of the interpreter is about to begin a job: what the interpreter adds to its setup.
-    fn prepare(&self, setup: &mut Setup);
+    fn prepare(&self, setup: Setup) -> Setup;
     /// A job has begun, and is about to become this process's.
     fn begun(&self, job: &Arc<Job>);
     /// The job is about to end; nothing has happened yet.

@@ -1,6 +1,6 @@
-//! The C ABI of Farandole: `libfarandole.so`, whose header is `include/farandole.h`.
+//! The C ABI of Farandole: `libfarandole.so`, whose headers are `include/farandole.h` and `include/horovod.h`.
 //!
-//! What each function promises is said in the header and nowhere else; `docs/c.md` is the guide. The functions are
+//! What each function promises is said in the headers and nowhere else; `docs/c.md` is the guide. The functions are
 //! thin: they read arguments (`pointer`, `request`), ask the engine, and turn errors into a status and a text
 //! (`status`). `horovod` has Horovod's own C functions, for programs that load the library through ctypes.
 //!

@@ -51,24 +51,23 @@ impl Options {
     /// # Safety
     /// Pointers are null or what the header says.
     unsafe fn setup(&self) -> Result<Setup, Fault> {
-        let mut setup = Setup::default();
+        let mut setup = Setup::new();
         // SAFETY: promised by the caller.
         let protection = unsafe { optional_text(self.wire_protection, "wire_protection") }?;
-        setup.wire_protection = protection
-            .map(|word| {
-                Protection::from_word(word).ok_or_else(|| {
-                    let what = "wire_protection is \"off\", \"checksum\" or \"encrypt\"";
-                    Fault::argument(format!("{what}, not {word:?}"))
-                })
-            })
-            .transpose()?;
+        if let Some(word) = protection {
+            setup = setup.wire_protection(Protection::from_word(word).ok_or_else(|| {
+                let what = "wire_protection is \"off\", \"checksum\" or \"encrypt\"";
+                Fault::argument(format!("{what}, not {word:?}"))
+            })?);
+        }
         if self.start_timeout_seconds != 0.0 {
-            setup.patience = Duration::try_from_secs_f64(self.start_timeout_seconds)
+            let patience = Duration::try_from_secs_f64(self.start_timeout_seconds)
                 .map_err(|_| Fault::argument(format!("start_timeout_seconds is {}", self.start_timeout_seconds)))?;
+            setup = setup.patience(patience);
         }
         if self.world_size != 0 {
             // SAFETY: promised by the caller.
-            setup.environment = Some(unsafe { self.environment() }?);
+            setup = setup.environment(unsafe { self.environment() }?);
         }
         Ok(setup)
     }
@@ -116,13 +115,14 @@ pub(crate) fn read_rank(rank: i32) -> Result<u32, Fault> {
 }
 
 /// Begins the job of this process, for C.
-pub(crate) fn begin(mut setup: Setup, sets: &[Vec<u32>]) -> Result<(), Fault> {
+pub(crate) fn begin(setup: Setup, sets: &[Vec<u32>]) -> Result<(), Fault> {
     if let Some(job) = job::peek() {
         return if job.world.engine().is_forked() { Err(Fault::forked()) } else { Ok(()) };
     }
-    if let Some(interpreter) = job::interpreter() {
-        interpreter.prepare(&mut setup);
-    }
+    let setup = match job::interpreter() {
+        Some(interpreter) => interpreter.prepare(setup),
+        None => setup,
+    };
     let dynamic = settings::DYNAMIC_PROCESS_SETS.read(|variable| std::env::var(variable).ok()).unwrap_or(false);
     Ok(job::begin(setup, sets, dynamic)?)
 }
@@ -165,6 +165,13 @@ exported! {
     fn farandole_version() -> *const c_char, otherwise c"".as_ptr(); {
         const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
         Ok(VERSION.as_ptr().cast())
+    }
+}
+
+exported! {
+    /// What a status means.
+    fn farandole_status_string(status: i32) -> *const c_char, otherwise c"".as_ptr(); {
+        Ok(status::meaning(status).as_ptr())
     }
 }
 

@@ -59,7 +59,7 @@ exported! {
     /// An iteration of training begins.
     fn farandole_mark_iteration(number: u64) {
         if let Some(job) = recording() {
-            job.world.iteration(number);
+            job.world.mark_iteration(number);
         }
         Ok(())
     }
@@ -69,7 +69,7 @@ exported! {
     /// An epoch of training begins.
     fn farandole_mark_epoch(number: u64) {
         if let Some(job) = recording() {
-            job.world.epoch(number);
+            job.world.mark_epoch(number);
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use farandole::{EngineError, Error};
 use crate::job::BeginError;
 
 macro_rules! statuses {
-    ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $meaning:literal;)*) => {
         /// What a call came to. The header has the same names in capitals.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(i32)]
@@ -21,48 +21,56 @@ macro_rules! statuses {
         /// All of them, for the comparison with the header.
         #[cfg(test)]
         pub(crate) const ALL: &[(&str, Status)] = &[$((stringify!($name), Status::$name),)*];
+
+        /// What the status of this number means, in a few words.
+        pub(crate) fn meaning(status: i32) -> &'static CStr {
+            match status {
+                $($number => $meaning,)*
+                _ => c"unknown status",
+            }
+        }
     };
 }
 
 statuses! {
     /// Done.
-    Ok = 0,
+    Ok = 0, c"done";
     /// An argument is wrong; nothing was sent.
-    InvalidArgument = 1,
+    InvalidArgument = 1, c"an argument is wrong";
     /// `farandole_init` has not been called, or `farandole_shutdown` has.
-    NotInitialized = 2,
+    NotInitialized = 2, c"this process is not a rank";
     /// The ranks did not find each other, or a setting is wrong.
-    StartFailed = 3,
+    StartFailed = 3, c"the ranks did not find each other, or a setting is wrong";
     /// The job ended while the request was under way.
-    ShutDown = 4,
+    ShutDown = 4, c"the job has ended in good order";
     /// There is no such process set.
-    UnknownProcessSet = 5,
+    UnknownProcessSet = 5, c"there is no such process set";
     /// This rank is not a member of the process set.
-    NotAMember = 6,
+    NotAMember = 6, c"this rank is not a member of the process set";
     /// There is a process set of exactly these ranks.
-    ExistingProcessSet = 7,
+    ExistingProcessSet = 7, c"there is a process set of exactly these ranks";
     /// A request of this name is under way.
-    DuplicateName = 8,
+    DuplicateName = 8, c"a request of this name is in flight";
     /// The ranks do not ask for the same thing.
-    Refused = 9,
+    Refused = 9, c"the ranks do not ask for the same thing";
     /// The time is up; the request is still under way.
-    TimedOut = 10,
+    TimedOut = 10, c"the time is up; the request is in flight";
     /// A rank was lost; the job cannot go on.
-    Failed = 11,
+    Failed = 11, c"a rank was lost, or has aborted the job";
     /// There is no such ticket, or it was freed.
-    UnknownTicket = 12,
+    UnknownTicket = 12, c"there is no such ticket";
     /// The request is not done yet.
-    NotDone = 13,
+    NotDone = 13, c"the request is in flight";
     /// The place for an answer is too small.
-    TooSmall = 14,
+    TooSmall = 14, c"the array for the answer is too small";
     /// This process was forked from a rank.
-    Forked = 15,
+    Forked = 15, c"this process was forked from a rank";
     /// Another copy of the library has a job in this process.
-    OtherLibrary = 16,
+    OtherLibrary = 16, c"another copy of the library has a job in this process";
     /// A file cannot be written.
-    File = 17,
+    File = 17, c"a file cannot be written";
     /// A defect of the library.
-    Internal = 18,
+    Internal = 18, c"a defect of the library";
 }
 
 /// Why a call did not do what it was asked for.
@@ -238,6 +246,7 @@ mod tests {
             }
             let line = format!("    {word} = {},", *status as i32);
             assert!(crate::HEADER.contains(&line), "the header lacks `{line}`");
+            assert_ne!(meaning(*status as i32), meaning(-1), "{name} has a meaning");
         }
     }
 }

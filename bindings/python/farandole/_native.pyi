@@ -8,14 +8,29 @@ another storage.
 Element types: bool 0, uint8 1, int8 2, uint16 3, int16 4, uint32 5, int32 6, uint64 7, int64 8, float16 9, bfloat16 10,
 float32 11, float64 12. Operations: Average 0, Sum 1, Adasum 2, Min 3, Max 4, Product 5.
 
-Wrong use raises ValueError; what the ranks refuse, and whatever ends the job, raises HorovodInternalError.
+Wrong use raises ValueError; what the ranks refuse, and whatever ends the job, raises FarandoleError or a subclass.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+__version__: str
+"""Of the package, its command and its C library."""
+
 class HorovodInternalError(RuntimeError):
+    """What Horovod raises when a collective fails. Here it is the base class of FarandoleError."""
+
+class FarandoleError(HorovodInternalError):
     """A collective was refused by the ranks, or the job cannot go on. The text names the first cause."""
+
+class RankLostError(FarandoleError):
+    """A rank died, was cut off or left while others needed it. An elastic job continues without it."""
+
+class MismatchError(FarandoleError):
+    """The requests of the ranks differ, or ask for something that cannot be done. The program needs a change."""
+
+class StallError(FarandoleError):
+    """A wait has passed its limit, and no rank is known to be lost. The text says who waited for what."""
 
 def init(
     process_sets: Sequence[Sequence[int]],
@@ -57,8 +72,9 @@ def set_imported_as_horovod(imported: bool) -> None:
 def host_identity() -> str:
     """What processes of one host have in common, and of different hosts not."""
 
-def abort(cause: str) -> None:
-    """Ends all collectives of this rank: requests under way fail with this cause, and the other ranks are told."""
+def abort(cause: str, *, stalled: bool = False) -> None:
+    """Ends all collectives of this rank: requests under way fail with this cause, and the other ranks are told. It is
+    the loss of this rank, or with `stalled` the end of a wait that has passed its limit."""
 
 def shutdown() -> None:
     """Leaves the job: requests under way end with an error. Does nothing in forked children. Called at exit by

@@ -93,8 +93,8 @@ class HorovodBasics:
     @functools.cached_property
     def MPI_LIB_CTYPES(self) -> ctypes.CDLL:
         """The C functions of the engine of this process, for ctypes: Horovod's, which begin with `horovod_`, and our
-        own, which `farandole.h` declares. They act on the same job as everything here. C code that begins or ends the
-        job goes past the front ends: call `init` and `shutdown` here as well."""
+        own. `horovod.h` and `farandole.h` declare them. They act on the same job as everything here. C code that begins
+        or ends the job goes past the front ends: call `init` and `shutdown` here as well."""
         return ctypes.CDLL(_native.__file__)
 
     def init(

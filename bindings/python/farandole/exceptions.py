@@ -1,16 +1,56 @@
-"""The exceptions of Horovod's API.
+"""The exceptions of this package and of Horovod's API.
 
-Invariant: what fails because of the other ranks, or with them, is a `HorovodInternalError`; what the caller alone did
-wrong is a `ValueError`. The first is made by the engine and is defined beside it; here it gets its public place.
+    HorovodInternalError         Horovod's; the base class only
+    └── FarandoleError           a collective was refused by the ranks, or the job cannot go on
+        ├── RankLostError        a rank died, was cut off or left
+        ├── MismatchError        the requests of the ranks differ
+        └── StallError           a wait has passed its limit
+
+Invariant: what fails because of the other ranks, or with them, is a `FarandoleError`, so `except HorovodInternalError`
+catches it; what the caller alone did wrong is a `ValueError`. The engine makes the exceptions, and defines them.
+
+A framework in which an error comes back as a text, or as an exception of its own, has exceptions that derive from one
+of these and from the framework's: `class_of` and `named_in` find out which.
 """
 
 from __future__ import annotations
 
-from farandole._native import HorovodInternalError
+import re
+from typing import Optional
+
+from farandole._native import FarandoleError, HorovodInternalError, MismatchError, RankLostError, StallError
 
 __all__ = [
-    "HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt", "get_version_mismatch_message"
+    "FarandoleError",
+    "HorovodInternalError",
+    "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt",
+    "MismatchError",
+    "RankLostError",
+    "StallError",
+    "class_of",
+    "get_version_mismatch_message",
+    "named_in",
 ]
+
+_CLASSES: tuple[type[FarandoleError], ...] = (RankLostError, MismatchError, StallError, FarandoleError)
+"""The last one is the base of the others."""
+
+_NAME = re.compile(rf"farandole\.({'|'.join(kind.__name__ for kind in _CLASSES)}): ")
+
+
+def class_of(error: BaseException) -> type[FarandoleError]:
+    """Which of our exceptions an error is, also if it is one of a framework's as well."""
+    return next((kind for kind in _CLASSES if isinstance(error, kind)), FarandoleError)
+
+
+def named_in(text: str) -> Optional[tuple[type[FarandoleError], str]]:
+    """The exception that the native library has named in a text that a framework carried, and what it says."""
+    found = _NAME.search(text)
+    if found is None:
+        return None
+    kind = next(kind for kind in _CLASSES if kind.__name__ == found[1])
+    return kind, text[found.end() :]
 
 
 class HostsUpdatedInterrupt(RuntimeError):

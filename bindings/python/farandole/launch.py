@@ -154,7 +154,7 @@ def _own_folders() -> list[str]:
     return [folder for folder in folders if not folder.startswith(installed)]
 
 
-def _command() -> str:
+def command() -> str:
     """The command `farandole`: the one that a variable names, that was installed with this package, or of the path."""
     # Read here and not by the settings of `_native`: whoever only starts jobs does not load the engine.
     named = os.environ.get("FARANDOLE_COMMAND")
@@ -191,7 +191,7 @@ class _Job:
             return [_value(folder / "results" / f"rank.{rank}", rank) for rank in range(ranks)]
 
     def _launch(self, folder: Path) -> int:
-        words = [_command(), "run", "--task", str(folder / "task"), "--results", str(folder / "results")]
+        words = [command(), "run", "--task", str(folder / "task"), "--results", str(folder / "results")]
         words += ["--caller", str(os.getpid()), *self.flags, "--", self.python, "-m", "farandole._task"]
         # In a session of its own: Ctrl-C at the terminal comes to this process, which passes it on once.
         process = subprocess.Popen(words, env=_environment(), stdin=subprocess.DEVNULL, start_new_session=True)

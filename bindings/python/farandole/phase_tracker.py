@@ -27,7 +27,7 @@ TRAINING_STEP = "training step"
 """A whole step in one call, as compilers make it: forward, backward, collectives and the update of the weights."""
 EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
 
-log = logging.getLogger("farandole")
+_log = logging.getLogger(__name__)
 
 
 def is_wanted() -> bool:
@@ -153,7 +153,7 @@ def replace(owner: object, name: str, change: Callable[[Any], Any], purpose: str
     whether it is there."""
     original = vars(owner).get(name) if owner is not None else None
     if isinstance(original, (staticmethod, classmethod)) or not callable(original):
-        log.debug(
+        _log.debug(
             "%s: %s has no %s that could be watched; we go without it", purpose, getattr(owner, "__name__", owner), name
         )
         return False

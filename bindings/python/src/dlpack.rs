@@ -180,6 +180,7 @@ fn describe(giver: Arc<dyn Giver>) -> (DLTensor, *mut c_void) {
 }
 
 /// DLPack's codes: signed 0, unsigned 1, float 2, bfloat 4, bool 6.
+#[deny(clippy::wildcard_enum_match_arm, reason = "a new variant must get an arm")]
 fn data_type(dtype: Dtype) -> DLDataType {
     let code = match dtype {
         Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => 0,
@@ -187,6 +188,7 @@ fn data_type(dtype: Dtype) -> DLDataType {
         Dtype::F16 | Dtype::F32 | Dtype::F64 => 2,
         Dtype::BF16 => 4,
         Dtype::Bool => 6,
+        _ => unreachable!("invariant: every element type has an arm"),
     };
     DLDataType { code, bits: dtype.size_bytes() as u8 * 8, lanes: 1 }
 }

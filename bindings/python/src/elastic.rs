@@ -43,7 +43,7 @@ pub(crate) fn elastic_stage(word: &str) -> PyResult<()> {
     let stage = RecoveryStage::ALL.iter().find(|stage| stage.word() == word);
     let stage = stage.ok_or_else(|| PyValueError::new_err(format!("there is no stage {word:?} of a recovery")))?;
     if let Some(job) = recording().filter(|_| farandole::elastic::is_enabled()) {
-        job.world.recovery(*stage);
+        job.world.mark_recovery(*stage);
     }
     Ok(())
 }
@@ -54,7 +54,7 @@ pub(crate) fn elastic_step_lost(fate: &str) -> PyResult<()> {
     let known = StepFate::ALL.iter().find(|known| known.word() == fate);
     let known = known.ok_or_else(|| PyValueError::new_err(format!("a lost step is never {fate:?}")))?;
     if let Some(job) = recording().filter(|_| farandole::elastic::is_enabled()) {
-        job.world.step_lost(*known);
+        job.world.mark_step_lost(*known);
     }
     Ok(())
 }

@@ -1,13 +1,15 @@
 //! Which exception an error becomes, and the words that Horovod's users look for.
 //!
 //! Wrong use, found before anything was sent, is a `ValueError`: the job goes on. What ranks have refused, and whatever
-//! ended the job, is a [`HorovodInternalError`] with the engine's text, which names the first cause. Where scripts look
-//! for the beginning of one of Horovod's texts, ours begins with it.
+//! ended the job, is a [`FarandoleError`] with the engine's text, which names the first cause. Its subclasses are the
+//! classes of errors that callers handle differently ([`ErrorClass`]). All derive from [`HorovodInternalError`], which
+//! is never raised itself: scripts of Horovod catch it. Where they look for the beginning of one of Horovod's texts,
+//! ours begins with it.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use farandole::{EngineError, Error};
+use farandole::{EngineError, Error, ErrorClass};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -17,7 +19,35 @@ pyo3::create_exception!(
     farandole.exceptions,
     HorovodInternalError,
     PyRuntimeError,
+    "What Horovod raises when a collective fails. Here it is the base class of farandole.FarandoleError."
+);
+
+pyo3::create_exception!(
+    farandole,
+    FarandoleError,
+    HorovodInternalError,
     "A collective was refused by the ranks, or the job cannot go on. The text names the first cause."
+);
+
+pyo3::create_exception!(
+    farandole,
+    RankLostError,
+    FarandoleError,
+    "A rank died, was cut off or left while others needed it. An elastic job continues without it."
+);
+
+pyo3::create_exception!(
+    farandole,
+    MismatchError,
+    FarandoleError,
+    "The requests of the ranks differ, or ask for something that cannot be done. The program needs a change."
+);
+
+pyo3::create_exception!(
+    farandole,
+    StallError,
+    FarandoleError,
+    "A wait has passed its limit, and no rank is known to be lost. The text says who waited for what."
 );
 
 /// Whether scripts of this process import the library as `horovod`. Set by that package, read by whoever makes a
@@ -63,7 +93,7 @@ pub(crate) fn raised(error: Error) -> PyErr {
     match error {
         Error::Engine(error) => of_engine(error),
         Error::WrongElement => PyValueError::new_err(error.to_string()),
-        other => HorovodInternalError::new_err(other.to_string()),
+        other => of_class(other.class(), other.to_string()),
     }
 }
 
@@ -78,7 +108,27 @@ pub(crate) fn of_job(job: &Weak<Job>, error: EngineError) -> PyErr {
 
 /// The exception for an error of the engine.
 pub(crate) fn of_engine(error: EngineError) -> PyErr {
-    if is_wrong_use(&error) { PyValueError::new_err(text(&error)) } else { HorovodInternalError::new_err(text(&error)) }
+    if is_wrong_use(&error) { PyValueError::new_err(text(&error)) } else { of_class(error.class(), text(&error)) }
+}
+
+/// The exception of a class.
+pub(crate) fn of_class(class: ErrorClass, text: String) -> PyErr {
+    match class {
+        ErrorClass::RankLost => RankLostError::new_err(text),
+        ErrorClass::Mismatch => MismatchError::new_err(text),
+        ErrorClass::Stall => StallError::new_err(text),
+        _ => FarandoleError::new_err(text),
+    }
+}
+
+/// The name of that exception, for frameworks that carry texts.
+pub(crate) fn name_of(class: ErrorClass) -> &'static str {
+    match class {
+        ErrorClass::RankLost => "RankLostError",
+        ErrorClass::Mismatch => "MismatchError",
+        ErrorClass::Stall => "StallError",
+        _ => "FarandoleError",
+    }
 }
 
 /// Whether an error was found before anything was sent. The others: shut down, refused, timed out, failed.

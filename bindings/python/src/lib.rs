@@ -54,9 +54,10 @@ use pyo3::prelude::*;
 mod _native {
     /// C code in this process may begin and end the job; what belongs to the interpreter is done then, too.
     #[pymodule_init]
-    fn introduce(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+    fn introduce(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        use pyo3::types::PyModuleMethods;
         farandole_c::job::set_interpreter(&crate::lifecycle::Callbacks);
-        Ok(())
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 
     #[pymodule_export]
@@ -75,7 +76,10 @@ mod _native {
         elastic_stage, elastic_step_count, elastic_step_end, elastic_step_lost,
     };
     #[pymodule_export]
-    use crate::errors::{HorovodInternalError, product, set_imported_as_horovod};
+    use crate::errors::{
+        FarandoleError, HorovodInternalError, MismatchError, RankLostError, StallError, product,
+        set_imported_as_horovod,
+    };
     #[pymodule_export]
     use crate::gradient_batch::{BatchHandle, GradientBatch, declare_gradients};
     #[pymodule_export]

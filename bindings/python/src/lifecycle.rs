@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use farandole::stall::Stacks;
 use farandole::{
-    Address, EngineError, Environment, Exit, Launcher, OpenDevice, Protection, Rank, Setup, StoreRank, World,
+    Address, EngineError, Environment, ErrorClass, Exit, Launcher, OpenDevice, Protection, Rank, Setup, StoreRank,
+    World,
 };
 use farandole_c::job::{self, BeginError, Interpreter};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -55,9 +56,10 @@ static AT_EXIT: AtomicBool = AtomicBool::new(false);
 pub(crate) struct Callbacks;
 
 impl Interpreter for Callbacks {
-    fn prepare(&self, setup: &mut Setup) {
+    fn prepare(&self, setup: Setup) -> Setup {
         // An interpreter that has ended, or fails here, is not asked what its threads do; the job begins all the same.
-        setup.stacks = Python::try_attach(|py| prepare(py).ok()).flatten();
+        let stacks = Python::try_attach(|py| prepare(py).ok()).flatten();
+        stacks.into_iter().fold(setup, Setup::stacks)
     }
 
     fn begun(&self, job: &Arc<Job>) {
@@ -131,9 +133,11 @@ pub(crate) fn init(
     if let Some(job) = peek() {
         return if job.world.engine().is_forked() { Err(errors::forked()) } else { Ok(()) };
     }
-    let stacks = Some(prepare(py)?);
     let devices = on_device::device_stands_in().then(|| Arc::new(on_device::open) as OpenDevice);
-    let setup = Setup { environment, stacks, wire_protection, nccl_files, devices, ..Setup::default() };
+    let setup = Setup::new().stacks(prepare(py)?).nccl_files(nccl_files);
+    let setup = environment.into_iter().fold(setup, Setup::environment);
+    let setup = wire_protection.into_iter().fold(setup, Setup::wire_protection);
+    let setup = devices.into_iter().fold(setup, Setup::devices);
     let begun = match follow {
         Some(follow) => streaming::begin_after(py, setup, process_sets, dynamic, follow)?,
         None => py.detach(|| job::begin(setup, &process_sets, dynamic)),
@@ -219,11 +223,14 @@ pub(crate) fn leave_group(py: Python<'_>, group: i64) -> PyResult<()> {
     change_groups(py, move |world| world.engine().leave_group(group))
 }
 
-/// Ends all collectives of this rank: requests under way fail with this cause, and the other ranks are told.
+/// Ends all collectives of this rank: requests under way fail with this cause, and the other ranks are told. It is the
+/// loss of this rank, or with `stalled` the end of a wait that has passed its limit.
 #[pyfunction]
-pub(crate) fn abort(cause: String) -> PyResult<()> {
+#[pyo3(signature = (cause, *, stalled = false))]
+pub(crate) fn abort(cause: String, stalled: bool) -> PyResult<()> {
     let job = current()?;
-    job.world.engine().abort_handle().abort(Some(Rank::from(job.world.rank())), cause);
+    let class = if stalled { ErrorClass::Stall } else { ErrorClass::RankLost };
+    job.world.engine().abort_handle().abort(Some(Rank::from(job.world.rank())), class, cause);
     Ok(())
 }
 

@@ -6,10 +6,10 @@
 
 use std::sync::{Arc, Weak};
 
-use farandole::{Outcome, Submission};
+use farandole::{ErrorClass, Outcome, Submission};
 
 use crate::calls::{self, Answer, Calls};
-use crate::op_error::{INTERNAL_ERROR, OpError, UNKNOWN};
+use crate::op_error::OpError;
 use crate::world::Job;
 
 /// Called with the outcomes of all requests, or with the first error.
@@ -54,7 +54,7 @@ pub(crate) fn outcomes_of(answers: Vec<Answer>, job: &Weak<Job>) -> Result<Vec<O
 
 /// A panic of ours must not unwind into the framework, and the op must end.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T, OpError>) -> Result<T, OpError> {
-    calls::guarded(work, |bug| OpError { code: UNKNOWN, text: format!("{INTERNAL_ERROR}{bug}") })
+    calls::guarded(work, |bug| OpError::ended(ErrorClass::Other, bug))
 }
 
 /// The job.

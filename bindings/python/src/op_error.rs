@@ -2,14 +2,16 @@
 //!
 //! Codes are Horovod's, so that scripts catch what they have always caught. What the ranks refused is
 //! FAILED_PRECONDITION, wrong use is INVALID_ARGUMENT, and the end of the job is UNKNOWN with a text that begins with
-//! [`INTERNAL_ERROR`], from which the Python package makes a `HorovodInternalError` wherever Python is on the way.
+//! the whole name of an exception, `farandole.RankLostError: ` for instance, which the Python package raises wherever
+//! Python is on the way.
 //!
 //! `TF_Code`, `XLA_FFI_Error_Code` and `absl::StatusCode` have the same numbers.
 
 use std::ffi::c_int;
+use std::fmt::Display;
 use std::sync::Weak;
 
-use farandole::EngineError;
+use farandole::{EngineError, ErrorClass};
 
 use crate::errors;
 use crate::world::Job;
@@ -19,9 +21,6 @@ pub(crate) const INVALID_ARGUMENT: c_int = 3;
 pub(crate) const FAILED_PRECONDITION: c_int = 9;
 pub(crate) const UNIMPLEMENTED: c_int = 12;
 pub(crate) const INTERNAL: c_int = 13;
-
-/// The beginning of every text that says that the job cannot go on.
-pub(crate) const INTERNAL_ERROR: &str = "HorovodInternalError: ";
 
 /// What the ranks are told if the splits of one of them are wrong. Horovod finds it before it asks the others: wrong
 /// use.
@@ -37,6 +36,11 @@ pub(crate) struct OpError {
 impl OpError {
     pub(crate) fn wrong_use(text: impl Into<String>) -> OpError {
         OpError { code: INVALID_ARGUMENT, text: text.into() }
+    }
+
+    /// The job cannot go on.
+    pub(crate) fn ended(class: ErrorClass, text: impl Display) -> OpError {
+        OpError { code: UNKNOWN, text: format!("farandole.{}: {text}", errors::name_of(class)) }
     }
 
     pub(crate) fn not_initialized() -> OpError {
@@ -60,7 +64,7 @@ impl From<&EngineError> for OpError {
             EngineError::ShutDown
             | EngineError::PeerLeft(_)
             | EngineError::Failed(_)
-            | EngineError::TimedOut { .. } => OpError { code: UNKNOWN, text: format!("{INTERNAL_ERROR}{text}") },
+            | EngineError::TimedOut { .. } => OpError::ended(error.class(), text),
             EngineError::Refused { explanation, .. }
                 if WRONG_SPLITS.iter().any(|words| explanation.contains(words)) =>
             {

@@ -151,7 +151,7 @@ pub(crate) fn mark_step_done(number: u64) {
 pub(crate) fn mark_iteration(number: u64) {
     MARKED_BY_PYTHON.store(true, Ordering::Relaxed);
     if let Some(job) = recording() {
-        job.world.iteration(number);
+        job.world.mark_iteration(number);
     }
 }
 
@@ -159,6 +159,6 @@ pub(crate) fn mark_iteration(number: u64) {
 #[pyfunction]
 pub(crate) fn mark_epoch(number: u64) {
     if let Some(job) = recording() {
-        job.world.epoch(number);
+        job.world.mark_epoch(number);
     }
 }

@@ -168,7 +168,7 @@ impl StateStream {
 /// `follow` is called with a [`Joining`] first; an exception of it is raised, and the process is not waited for.
 pub(crate) fn begin_after(
     py: Python<'_>,
-    mut setup: Setup,
+    setup: Setup,
     process_sets: Vec<Vec<u32>>,
     dynamic: bool,
     follow: &Bound<'_, PyAny>,
@@ -176,7 +176,7 @@ pub(crate) fn begin_after(
     let (teller, mut moments) = mpsc::channel();
     let is_over = Arc::new(AtomicBool::new(false));
     let asker = teller.clone();
-    setup.before_joining = Some(BeforeJoining::new(move |members| {
+    let setup = setup.before_joining(BeforeJoining::new(move |members| {
         let (hold, held) = mpsc::channel();
         // It goes on when the other end is dropped.
         if asker.send(Moment::Following(members, hold)).is_ok() {

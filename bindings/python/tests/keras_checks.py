@@ -557,7 +557,7 @@ def die_in_fit(victim=1, after=6):
     """A rank is killed inside of `fit`. The others' `fit` raises and names it. Files say when that was."""
     import signal
 
-    from farandole.exceptions import HorovodInternalError
+    from farandole.exceptions import RankLostError
 
     x, y = own_batches()
     model = compiled(make_model(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
@@ -574,7 +574,7 @@ def die_in_fit(victim=1, after=6):
 
     try:
         fit(model, x, y, epochs=1_000_000, callbacks=[Die()])
-    except HorovodInternalError as error:
+    except RankLostError as error:
         board.with_suffix(".survived").touch()
         assert f"rank {victim}" in str(error), error
         print(f"survived: {error}", flush=True)

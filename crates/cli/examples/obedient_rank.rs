@@ -121,7 +121,7 @@ fn without(absent: usize) -> Result<(), Error> {
     if rank == absent {
         return Ok(());
     }
-    match (Setup { patience: Duration::from_secs(1), ..Setup::default() }).init() {
+    match Setup::new().patience(Duration::from_secs(1)).init() {
         Ok(_) => exit(WRONG),
         Err(error) => {
             println!("{error}");

@@ -81,7 +81,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     world.barrier()?;
     for number in 0..play.iterations {
         if number % 10 == 0 {
-            world.epoch(number / 10);
+            world.mark_epoch(number / 10);
         }
         iteration(&world, &play, number)?;
         if number % 10 == 9 {
@@ -92,7 +92,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn iteration(world: &World, play: &Play, number: u64) -> farandole::Result<()> {
-    world.iteration(number);
+    world.mark_iteration(number);
     if play.input_ms > 0 {
         let _waiting = world.recorder().phase(Phase::InputWait);
         pass(play.input_ms);

@@ -89,6 +89,7 @@ impl Programs {
 fn the_header_and_the_examples_are_c99_and_cpp17_without_warnings() {
     let sources = [
         "bindings/c/include/farandole.h",
+        "bindings/c/include/horovod.h",
         "examples/c/average.c",
         "examples/c/training.c",
         "examples/c/latency.c",
@@ -105,8 +106,11 @@ fn the_header_and_the_examples_are_c99_and_cpp17_without_warnings() {
 
 #[test]
 fn every_declared_function_is_exported_and_every_exported_one_is_declared() {
-    let header = std::fs::read_to_string(include().join("farandole.h")).expect("the header is there");
-    let declared = declared_in(&header);
+    let read = |name: &str| std::fs::read_to_string(include().join(name)).expect("the header is there");
+    let (own, horovods) = (declared_in(&read("farandole.h")), declared_in(&read("horovod.h")));
+    assert!(own.iter().all(|name| name.starts_with("farandole_")), "{own:?}");
+    assert!(horovods.iter().all(|name| name.starts_with("horovod_")), "{horovods:?}");
+    let declared = &own | &horovods;
     let symbols =
         succeed(Command::new("nm").args(["-D", "--defined-only", "--format=just-symbols"]).arg(built_library()));
     let exported: BTreeSet<String> = words(&symbols).lines().map(str::to_owned).collect();

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use farandole_plan::Rank;
+use farandole_plan::{ErrorClass, Rank};
 
 use crate::encoding::{Reader, put_option, put_text, put_u32};
 
@@ -80,6 +80,20 @@ impl FailureNotice {
     /// The same with more of the story behind what it says so far. The last step of making one.
     pub fn saying(self, story: impl fmt::Display) -> FailureNotice {
         FailureNotice { text: format!("{self}: {story}"), ..self }
+    }
+
+    /// What a rank whose collectives it ends can do about it.
+    pub fn class(&self) -> ErrorClass {
+        match self.kind {
+            FailureKind::Exited { .. }
+            | FailureKind::Signalled { .. }
+            | FailureKind::Gone
+            | FailureKind::Stopped
+            | FailureKind::Silent
+            | FailureKind::HostLost
+            | FailureKind::AgentLost => ErrorClass::RankLost,
+            FailureKind::LauncherLost | FailureKind::Other => ErrorClass::Other,
+        }
     }
 
     /// For the wire.

@@ -18,7 +18,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use farandole_plan::Rank;
+use farandole_plan::{ErrorClass, Rank};
 use farandole_transport::Bell;
 
 /// Ends all collectives of an [`crate::Engine`] or a [`crate::Communicator`], from any thread. Cheap to clone; aborting
@@ -38,6 +38,7 @@ struct State {
 pub(crate) struct AbortCause {
     /// The world rank that is to blame, if one can be named.
     pub(crate) peer: Option<Rank>,
+    pub(crate) class: ErrorClass,
     pub(crate) cause: String,
     /// Whether it says everything, and nothing is added about what was under way.
     pub(crate) is_complete: bool,
@@ -49,15 +50,15 @@ impl AbortHandle {
         AbortHandle(Arc::new(State { cause: OnceLock::new(), bell }))
     }
 
-    /// Ends all collectives: they fail with this cause, and blame this rank of the world if one is named. Returns at
-    /// once; the first call counts, and none counts after another failure.
-    pub fn abort(&self, peer: Option<Rank>, cause: String) {
-        self.abort_for(AbortCause { peer, cause, is_complete: false });
+    /// Ends all collectives: they fail with this cause and class, and blame this rank of the world if one is named.
+    /// Returns at once; the first call counts, and none counts after another failure.
+    pub fn abort(&self, peer: Option<Rank>, class: ErrorClass, cause: String) {
+        self.abort_for(AbortCause { peer, class, cause, is_complete: false });
     }
 
     /// The same in words that say everything: what was under way here is not added to them.
-    pub fn abort_in_words(&self, peer: Option<Rank>, words: String) {
-        self.abort_for(AbortCause { peer, cause: words, is_complete: true });
+    pub fn abort_in_words(&self, peer: Option<Rank>, class: ErrorClass, words: String) {
+        self.abort_for(AbortCause { peer, class, cause: words, is_complete: true });
     }
 
     fn abort_for(&self, cause: AbortCause) {
@@ -86,9 +87,10 @@ mod tests {
         let waiter = Waiter::new().unwrap();
         let abort = AbortHandle::new(waiter.bell());
         assert_eq!(abort.aborted(), None);
-        abort.clone().abort(Some(Rank(3)), "it was stopped".to_owned());
-        abort.abort(None, "something else".to_owned());
-        let first = AbortCause { peer: Some(Rank(3)), cause: "it was stopped".to_owned(), is_complete: false };
+        abort.clone().abort(Some(Rank(3)), ErrorClass::RankLost, "it was stopped".to_owned());
+        abort.abort(None, ErrorClass::Other, "something else".to_owned());
+        let (peer, class, cause) = (Some(Rank(3)), ErrorClass::RankLost, "it was stopped".to_owned());
+        let first = AbortCause { peer, class, cause, is_complete: false };
         assert_eq!(abort.aborted(), Some(&first));
         assert!(waiter.wait(Duration::from_secs(5)).unwrap());
     }

@@ -5,8 +5,8 @@ use crate::error::{Error, Failure};
 use crate::group::{GroupError, TurnInput};
 use crate::pending::take_orphans;
 use crate::submission::Returned;
-use farandole_plan::GroupId;
 use farandole_plan::stall::DirectWait;
+use farandole_plan::{ErrorClass, GroupId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl Driver {
         let ended = catch_unwind(AssertUnwindSafe(|| self.fail_all(GroupError::Panicked(what.to_owned()))));
         let error = self.tensor_table.ended(GroupId::WORLD).unwrap_or_else(|| {
             let what = what.to_owned();
-            Error::from(Failure { what, rank: None, tensor: None, elapsed: None })
+            Error::from(Failure { what, class: ErrorClass::Other, rank: None, tensor: None, elapsed: None })
         });
         if ended.is_err() {
             // Whatever state the groups are in, the requests are there.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use farandole_device::nccl::SharedLibrary;
 use farandole_plan::table::Table;
-use farandole_plan::{Exit, GroupId, Rank, RankDeparture};
+use farandole_plan::{ErrorClass, Exit, GroupId, Rank, RankDeparture};
 use farandole_trace::Recorder;
 
 use crate::abort::AbortHandle;
@@ -169,7 +169,7 @@ impl Engine {
     /// collectives of all ranks at once. The first call counts.
     pub fn leave(&self, exit: Exit) {
         if self.exit.set(exit).is_ok() && self.exit.get().is_some_and(Exit::is_failure) {
-            self.abort.abort_in_words(Some(self.rank), self.departure().to_string());
+            self.abort.abort_in_words(Some(self.rank), ErrorClass::RankLost, self.departure().to_string());
         }
     }
 

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use farandole_plan::{GroupId, Rank, RankDeparture};
+use farandole_plan::{ErrorClass, GroupId, Rank, RankDeparture};
 use farandole_trace::Recorder;
 
 use crate::record::progress;
@@ -76,6 +76,8 @@ pub enum Error {
 pub struct Failure {
     /// What happened, complete with rank, host, tensor and times, in the words of the rank that noticed first.
     pub what: String,
+    /// What the caller can do about it: the same on all ranks.
+    pub class: ErrorClass,
     /// The world rank that is to blame, if one can be named.
     pub rank: Option<Rank>,
     /// The request that was under way.
@@ -125,6 +127,26 @@ impl Error {
             Error::PeerLeft(left) => Some(left.departure.rank),
             Error::Failed(failure) => failure.rank,
             _ => None,
+        }
+    }
+
+    /// What the caller can do about it, where other ranks have a part in it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Error::PeerLeft(_) => ErrorClass::RankLost,
+            Error::Refused { .. } => ErrorClass::Mismatch,
+            Error::TimedOut { .. } => ErrorClass::Stall,
+            Error::Failed(failure) => failure.class,
+            Error::ShutDown
+            | Error::UnknownGroup(_)
+            | Error::ForeignGroup(_)
+            | Error::ExistingGroup(_)
+            | Error::InvalidGroup(_)
+            | Error::Duplicate { .. }
+            | Error::WrongMemory { .. }
+            | Error::Taken
+            | Error::Forked
+            | Error::Setting(_) => ErrorClass::Other,
         }
     }
 

@@ -221,5 +221,5 @@ fn why_not_mapped(config: &Config, mesh: &Mesh, accelerators: &Accelerators) -> 
 
 pub(crate) fn not_started(error: farandole_transport::Error) -> Error {
     let what = format!("the ranks could not meet: {error}");
-    Error::from(Failure { what, rank: error.peer(), tensor: None, elapsed: None })
+    Error::from(Failure { what, class: error.class(), rank: error.peer(), tensor: None, elapsed: None })
 }

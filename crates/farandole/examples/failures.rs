@@ -122,7 +122,7 @@ fn train(world: &World, fault: &Fault) -> Outcome {
     world.named("weights").broadcast(vec![world.rank() as f32; 16], root)?.wait()?;
     let steps = if fault.is("fewer batches") { STEP } else { STEPS };
     for step in 0..steps {
-        world.iteration(step);
+        world.mark_iteration(step);
         if step == STEP {
             fault.strike()?;
         }

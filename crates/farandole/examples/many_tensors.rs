@@ -19,7 +19,7 @@ fn main() -> Result<()> {
     world.barrier()?;
     let begun = Instant::now();
     for number in 0..iterations {
-        world.iteration(number);
+        world.mark_iteration(number);
         let submit = |(name, gradient): &mut (String, Vec<f32>)| {
             world.named(name).allreduce(std::mem::take(gradient), ReduceOp::Average)
         };

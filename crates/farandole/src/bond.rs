@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use farandole_cluster::Lifeline;
 use farandole_engine as engine;
-use farandole_plan::Rank;
+use farandole_plan::{ErrorClass, Rank};
 use farandole_transport as transport;
 
 use crate::elastic::{Entrance, Losses, Member};
@@ -57,14 +57,15 @@ impl Bond {
         }
     }
 
-    /// Calls back when a rank is lost, with the rank, if one can be named, and the cause.
-    pub(crate) fn on_loss(&self, callback: impl Fn(Option<Rank>, String) + Clone + Send + 'static) {
+    /// Calls back when the collectives must end, with the rank that is to blame, if one can be named, the class and the
+    /// cause.
+    pub(crate) fn on_loss(&self, callback: impl Fn(Option<Rank>, ErrorClass, String) + Clone + Send + 'static) {
         if let Bond::Elastic(_, losses, _) = self {
             let callback = callback.clone();
-            losses.on_loss(move |rank, cause| callback(rank, cause.to_owned()));
+            losses.on_loss(move |rank, cause| callback(rank, ErrorClass::RankLost, cause.to_owned()));
         }
         if let Some(lifeline) = self.lifeline() {
-            lifeline.on_failure(move |notice| callback(notice.rank, notice.to_string()));
+            lifeline.on_failure(move |notice| callback(notice.rank, notice.class(), notice.to_string()));
         }
     }
 

@@ -133,7 +133,7 @@ impl World {
             return Err(Error::Parts(format!("{elements} elements cannot be sent to {ranks} ranks in equal parts")));
         }
         let counts = vec![data.len() / self.size(); self.size()];
-        self.alltoall_counted(data, &counts).map(|(received, _)| received)
+        self.alltoallv(data, &counts).map(|(received, _)| received)
     }
 
     /// Sends `counts[r]` elements to each rank `r`. Gives back what came, in the order of the ranks, and how much from
@@ -143,18 +143,14 @@ impl World {
     /// let mut world = farandole::init()?;
     /// let mut counts = vec![0; world.size()];
     /// counts[0] = 2;                                            // everything to rank 0
-    /// let (received, from_each) = world.alltoall_counted(&[1.0f64, 2.0], &counts)?;
+    /// let (received, from_each) = world.alltoallv(&[1.0f64, 2.0], &counts)?;
     /// assert_eq!(received.len(), from_each.iter().sum::<usize>());
     /// # Ok::<(), farandole::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`Error::Parts`] if the counts do not fit the data or the number of ranks.
-    pub fn alltoall_counted<T: Element + Default>(
-        &mut self,
-        data: &[T],
-        counts: &[usize],
-    ) -> Result<(Vec<T>, Vec<usize>)> {
+    pub fn alltoallv<T: Element + Default>(&mut self, data: &[T], counts: &[usize]) -> Result<(Vec<T>, Vec<usize>)> {
         if counts.len() != self.size() || counts.iter().sum::<usize>() != data.len() {
             let (ranks, elements) = (self.size(), data.len());
             return Err(Error::Parts(format!("{counts:?} does not say how {elements} elements go to {ranks} ranks")));
@@ -194,7 +190,7 @@ mod tests {
     #[test]
     fn parts_that_do_not_fit_are_refused_before_anybody_waits() {
         let mut world = crate::init().expect("a world of one");
-        let error = world.alltoall_counted(&[1u8, 2], &[1]).expect_err("one is missing");
+        let error = world.alltoallv(&[1u8, 2], &[1]).expect_err("one is missing");
         assert_eq!(error.to_string(), "[1] does not say how 2 elements go to 1 ranks");
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use farandole_plan::ErrorClass;
+
 /// Shorthand for results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -16,9 +18,10 @@ pub enum Error {
     Engine(farandole_engine::Error),
     /// A rank was lost before all were connected.
     Lost(farandole_cluster::FailureNotice),
-    /// A peer's message at the rendezvous cannot be understood.
+    /// A peer's message at the rendezvous cannot be understood: it runs another version.
     Rendezvous(String),
-    /// The ranks have different values of a setting that must be the same on all of them.
+    /// The ranks have different values of a setting that must be the same on all of them, or not all of them have what
+    /// it needs.
     Settings(String),
     /// The result has another element type than was asked for.
     WrongElement,
@@ -29,6 +32,44 @@ pub enum Error {
     /// A gradient has become infinite on its way, because it travels in fewer bits than it has. All ranks get this in
     /// the same step, and nobody has learned from it.
     Overflow(String),
+}
+
+impl Error {
+    /// What the caller can do about it, where other ranks have a part in it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Error::Engine(error) => error.class(),
+            Error::Transport(error) => error.class(),
+            Error::Lost(notice) => notice.class(),
+            Error::Cluster(farandole_cluster::Error::Evicted { .. } | farandole_cluster::Error::Unconfirmed(_)) => {
+                ErrorClass::RankLost
+            }
+            Error::Cluster(
+                farandole_cluster::Error::Missing { .. }
+                | farandole_cluster::Error::Unreachable { .. }
+                | farandole_cluster::Error::NoGeneration { .. },
+            ) => ErrorClass::Stall,
+            Error::Settings(_) => ErrorClass::Mismatch,
+            Error::Cluster(_)
+            | Error::Rendezvous(_)
+            | Error::WrongElement
+            | Error::Parts(_)
+            | Error::Parameters(_)
+            | Error::Overflow(_) => ErrorClass::Other,
+        }
+    }
+
+    /// Whether a rank is lost: one died (its process, its host or their connection), was stopped or silent for too
+    /// long, or left while this rank waited for it; or this rank is the one that the others have continued without. A
+    /// smaller world can continue, as [`crate::elastic::Training`] does.
+    ///
+    /// By variant: [`Error::Engine`] with [`crate::EngineError::PeerLeft`], or with [`crate::EngineError::Failed`] for
+    /// such a cause; [`Error::Transport`] with a peer that is gone or that reports a lost rank; [`Error::Lost`], unless
+    /// only the launcher was lost; [`Error::Cluster`] with an evicted or unconfirmed process. Never: limits of waits,
+    /// requests that differ, settings, and all other variants.
+    pub fn is_rank_lost(&self) -> bool {
+        self.class() == ErrorClass::RankLost
+    }
 }
 
 impl fmt::Display for Error {

@@ -76,7 +76,8 @@ pub use farandole_engine::{
 pub use farandole_plan::algorithm::Algorithm;
 pub use farandole_plan::table::Table;
 pub use farandole_plan::{
-    Batch, Collective, Device, Dtype, Exit, GroupId, Rank, RankDeparture, ReduceOp, Request, Shape, Topology,
+    Batch, Collective, Device, Dtype, ErrorClass, Exit, GroupId, Rank, RankDeparture, ReduceOp, Request, Shape,
+    Topology,
 };
 /// The table of settings, and how they are read.
 pub use farandole_settings as settings;

@@ -197,7 +197,7 @@ impl Named {
     }
 
     /// Sends each rank so many rows; the result is what they send and how many rows came from each.
-    pub fn alltoall_counted<T: Element + Default>(
+    pub fn alltoallv<T: Element + Default>(
         self,
         data: Vec<T>,
         rows: &[usize],

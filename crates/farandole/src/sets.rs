@@ -94,12 +94,8 @@ impl ProcessSet {
     }
 
     /// Sends each member so many elements. Gives back what came, and how much from each.
-    pub fn alltoall_counted<T: Element + Default>(
-        &self,
-        data: Vec<T>,
-        counts: &[usize],
-    ) -> Result<(Vec<T>, Vec<usize>)> {
-        self.call("alltoall").alltoall_counted(data, counts)?.wait()
+    pub fn alltoallv<T: Element + Default>(&self, data: Vec<T>, counts: &[usize]) -> Result<(Vec<T>, Vec<usize>)> {
+        self.call("alltoall").alltoallv(data, counts)?.wait()
     }
 
     /// Returns when all members have called it.

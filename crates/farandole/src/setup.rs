@@ -23,7 +23,9 @@ use farandole_engine::config::{DevicePlaneChoice, SettingValue as _};
 use farandole_engine::connector::ProcessConnector;
 use farandole_engine::plane::Plane;
 use farandole_engine::tables::Shelf;
-use farandole_engine::{AbortHandle, Communicator, Config, DirectSettings, Engine, Hooks, OnStall, OpenDevice, Stacks};
+use farandole_engine::{
+    AbortHandle, Communicator, Config, DirectSettings, Engine, Error as EngineError, Hooks, OnStall, OpenDevice, Stacks,
+};
 use farandole_plan::{Rank, ReduceOp, Topology};
 use farandole_settings as settings;
 use farandole_trace::event::RecoveryStage;
@@ -45,49 +47,34 @@ use crate::panic_words;
 use crate::records::{Place, Records, Wishes};
 use crate::world::World;
 
-/// How a world is set up, where the defaults do not do.
+/// How a world is set up, where the defaults do not do: a builder, whose methods each replace one default.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let world = farandole::Setup::new().patience(Duration::from_secs(60)).process_sets(vec![vec![0]]).init()?;
+/// assert_eq!(world.process_sets().len(), 1);
+/// # Ok::<(), farandole::Error>(())
+/// ```
 #[derive(Clone)]
+#[must_use = "a setup does nothing until `init`"]
 pub struct Setup {
-    /// Which rank of which job this process is; what the environment says by default.
-    pub environment: Option<Environment>,
-    /// Settings of the engine; from the environment by default.
-    pub config: Option<Config>,
-    /// Settings of direct collectives. Without a deadline among them, the one of `config` counts.
-    pub direct: DirectSettings,
-    /// How ranks are connected.
-    pub options: Options,
-    /// How tensors are protected between hosts, the same on all ranks; what `config` says by default, and `options`
-    /// where that says nothing.
-    pub wire_protection: Option<Protection>,
-    /// The address at which peers on other hosts reach this rank; by default what the environment says, or the one on
-    /// the way to the rendezvous, or loopback where all ranks are on one host.
-    pub address: Option<IpAddr>,
-    /// How long the ranks have to find each other: what `FARANDOLE_START_TIMEOUT` (or Horovod's variable) says in
-    /// seconds, or 30 seconds. Time in which this process is stopped does not count.
-    pub patience: Duration,
-    /// Where rank 0 looks for a measured table; where the environment says, by default.
-    pub tables: Option<Shelf>,
-    /// What the program's interpreter is asked by, where it has one, when other ranks wait for this one.
-    pub stacks: Option<Stacks>,
-    /// Is given the reports of stalls; they go to standard error by default.
-    pub on_stall: Option<OnStall>,
-    /// Process sets that are made at once, by their world ranks; [`World::process_sets`] has them. The same on all
-    /// ranks.
-    pub process_sets: Vec<Vec<usize>>,
-    /// Planes for named allreduces besides the built-in ones; the first whose offer carries a bucket takes it. The same
-    /// on all ranks, in the same order. docs/planes.md shows how one is written.
-    pub planes: Vec<Arc<dyn Plane>>,
-    /// Opens the devices in whose memory allreduces are carried out, by their numbers in this process. NVIDIA's by
-    /// default, where there are any and `FARANDOLE_PLANE` does not say otherwise. Used if all ranks have it.
-    pub devices: Option<OpenDevice>,
-    /// The NCCL by which collectives in device memory are carried out where `FARANDOLE_PLANE` says so. NVIDIA's by
-    /// default, where there is one. Used if all ranks have the same version.
-    pub nccl: Option<SharedLibrary>,
-    /// Files in which NCCL may be, where neither the process nor the dynamic linker knows it.
-    pub nccl_files: Vec<PathBuf>,
-    /// Called in a process that joins an elastic job whose members stream their states, before it becomes a candidate.
-    /// [`Training`](crate::elastic::Training) does without it.
-    pub before_joining: Option<BeforeJoining>,
+    environment: Option<Environment>,
+    config: Option<Config>,
+    direct: DirectSettings,
+    options: Options,
+    wire_protection: Option<Protection>,
+    address: Option<IpAddr>,
+    patience: Duration,
+    tables: Option<Shelf>,
+    stacks: Option<Stacks>,
+    on_stall: Option<OnStall>,
+    process_sets: Vec<Vec<usize>>,
+    planes: Vec<Arc<dyn Plane>>,
+    devices: Option<OpenDevice>,
+    nccl: Option<SharedLibrary>,
+    nccl_files: Vec<PathBuf>,
+    before_joining: Option<BeforeJoining>,
 }
 
 impl fmt::Debug for Setup {
@@ -126,6 +113,99 @@ fn start_timeout() -> Duration {
 }
 
 impl Setup {
+    /// All defaults.
+    pub fn new() -> Setup {
+        Setup::default()
+    }
+
+    /// Which rank of which job this process is; what the environment says by default.
+    pub fn environment(self, environment: Environment) -> Setup {
+        Setup { environment: Some(environment), ..self }
+    }
+
+    /// Settings of the engine; from the environment by default.
+    pub fn config(self, config: Config) -> Setup {
+        Setup { config: Some(config), ..self }
+    }
+
+    /// Settings of direct collectives. Without a deadline among them, the one of `config` counts.
+    pub fn direct(self, direct: DirectSettings) -> Setup {
+        Setup { direct, ..self }
+    }
+
+    /// How ranks are connected.
+    pub fn options(self, options: Options) -> Setup {
+        Setup { options, ..self }
+    }
+
+    /// How tensors are protected between hosts, the same on all ranks; what `config` says by default, and `options`
+    /// where that says nothing.
+    pub fn wire_protection(self, wire_protection: Protection) -> Setup {
+        Setup { wire_protection: Some(wire_protection), ..self }
+    }
+
+    /// The address at which peers on other hosts reach this rank; by default what the environment says, or the one on
+    /// the way to the rendezvous, or loopback where all ranks are on one host.
+    pub fn address(self, address: IpAddr) -> Setup {
+        Setup { address: Some(address), ..self }
+    }
+
+    /// How long the ranks have to find each other: what `FARANDOLE_START_TIMEOUT` (or Horovod's variable) says in
+    /// seconds, or 30 seconds. Time in which this process is stopped does not count.
+    pub fn patience(self, patience: Duration) -> Setup {
+        Setup { patience, ..self }
+    }
+
+    /// Where rank 0 looks for a measured table; where the environment says, by default.
+    pub fn tables(self, tables: Shelf) -> Setup {
+        Setup { tables: Some(tables), ..self }
+    }
+
+    /// What the program's interpreter is asked by, where it has one, when other ranks wait for this one.
+    pub fn stacks(self, stacks: Stacks) -> Setup {
+        Setup { stacks: Some(stacks), ..self }
+    }
+
+    /// Is given the reports of stalls; they go to standard error by default.
+    pub fn on_stall(self, on_stall: OnStall) -> Setup {
+        Setup { on_stall: Some(on_stall), ..self }
+    }
+
+    /// Process sets that are made at once, by their world ranks; [`World::process_sets`] has them. The same on all
+    /// ranks.
+    pub fn process_sets(self, process_sets: Vec<Vec<usize>>) -> Setup {
+        Setup { process_sets, ..self }
+    }
+
+    /// Planes for named allreduces besides the built-in ones; the first whose offer carries a bucket takes it. The same
+    /// on all ranks, in the same order. docs/planes.md shows how one is written.
+    pub fn planes(self, planes: Vec<Arc<dyn Plane>>) -> Setup {
+        Setup { planes, ..self }
+    }
+
+    /// Opens the devices in whose memory allreduces are carried out, by their numbers in this process. NVIDIA's by
+    /// default, where there are any and `FARANDOLE_PLANE` does not say otherwise. Used if all ranks have it.
+    pub fn devices(self, devices: OpenDevice) -> Setup {
+        Setup { devices: Some(devices), ..self }
+    }
+
+    /// The NCCL by which collectives in device memory are carried out where `FARANDOLE_PLANE` says so. NVIDIA's by
+    /// default, where there is one. Used if all ranks have the same version.
+    pub fn nccl(self, nccl: SharedLibrary) -> Setup {
+        Setup { nccl: Some(nccl), ..self }
+    }
+
+    /// Files in which NCCL may be, where neither the process nor the dynamic linker knows it.
+    pub fn nccl_files(self, nccl_files: Vec<PathBuf>) -> Setup {
+        Setup { nccl_files, ..self }
+    }
+
+    /// Called in a process that joins an elastic job whose members stream their states, before it becomes a candidate.
+    /// [`Training`](crate::elastic::Training) does without it.
+    pub fn before_joining(self, before_joining: BeforeJoining) -> Setup {
+        Setup { before_joining: Some(before_joining), ..self }
+    }
+
     /// Makes this process a rank of its job.
     pub fn init(self) -> Result<World> {
         let before_joining = self.before_joining.clone();
@@ -231,7 +311,7 @@ impl Setup {
         };
         config.wire_protection = options.protection();
         let shares: Option<bool> =
-            settings::DATA_PEERS.read(lookup).map_err(|wrong| Error::Settings(wrong.to_string()))?;
+            settings::DATA_PEERS.read(lookup).map_err(|wrong| EngineError::Setting(wrong.to_string().into()))?;
         let shares_blocks = shares != Some(false);
         Ok(Settled { config, direct, options, shares_blocks, silence: silence_from_lookup(lookup)? })
     }
@@ -341,9 +421,9 @@ impl Peers {
             tell_of_ranks_apart(&contacts);
         }
         let interrupted = Arc::downgrade(&listener);
-        bond.on_loss(move |rank, cause| {
+        bond.on_loss(move |rank, class, cause| {
             if let Some(listener) = interrupted.upgrade() {
-                listener.interrupt(rank, cause);
+                listener.interrupt(rank, class, cause);
             }
         });
         let bond = Arc::new(bond);
@@ -376,7 +456,7 @@ impl Peers {
     /// Lets the failure of a rank end collectives.
     fn end_on_failure(&self, abort: AbortHandle) {
         let abort = Arc::new(abort);
-        self.bond.on_loss(move |rank, cause| abort.abort(rank, cause));
+        self.bond.on_loss(move |rank, class, cause| abort.abort(rank, class, cause));
     }
 
     /// Lets caches of remote objects get blocks from other ranks.

@@ -15,7 +15,7 @@ use farandole_cluster::publish::Publisher;
 use farandole_cluster::{Lifeline, RendezvousAccess};
 use farandole_engine::{AbortHandle, Communicator, Engine};
 use farandole_plan::table::Table;
-use farandole_plan::{Exit, Rank, Topology};
+use farandole_plan::{ErrorClass, Exit, Rank, Topology};
 use farandole_trace::event::{RecoveryStage, StepFate};
 use farandole_trace::{Cycles, Event, PhaseGuard, Recorder};
 use farandole_transport::{ProcessId, ProcessState};
@@ -184,23 +184,23 @@ impl World {
     }
 
     /// An iteration of training begins.
-    pub fn iteration(&self, number: u64) {
+    pub fn mark_iteration(&self, number: u64) {
         self.recorder().mark(Event::Iteration { number });
     }
 
     /// An epoch of training begins.
-    pub fn epoch(&self, number: u64) {
+    pub fn mark_epoch(&self, number: u64) {
         self.recorder().mark(Event::Epoch { number });
     }
 
     /// A member of an elastic job has come so far in its generation: front ends know when all ranks have the same state
     /// again, and when a step is made. The first mark of a stage counts.
-    pub fn recovery(&self, stage: RecoveryStage) {
+    pub fn mark_recovery(&self, stage: RecoveryStage) {
         self.recorder().mark(Event::Recovery { stage });
     }
 
     /// The step under way when the generation before ended was not made.
-    pub fn step_lost(&self, fate: StepFate) {
+    pub fn mark_step_lost(&self, fate: StepFate) {
         self.recorder().mark(Event::StepLost { fate });
     }
 
@@ -266,16 +266,16 @@ impl World {
     /// If a request of this rank has failed because of another one, its exit is a consequence: all are told of that
     /// one instead. A world that is dropped by a panic does this by itself.
     pub fn leave(&self, exit: Exit) {
-        if let Some((rank, words)) = self.reporter.suffered.get() {
+        if let Some((rank, class, words)) = self.reporter.suffered.get() {
             // Direct calls and requests have connections of their own: peers may know only one of them as ended.
-            self.engine.abort_handle().abort_in_words(*rank, words.clone());
-            self.direct_abort.abort_in_words(*rank, words.clone());
+            self.engine.abort_handle().abort_in_words(*rank, *class, words.clone());
+            self.direct_abort.abort_in_words(*rank, *class, words.clone());
             self.reporter.bond.blame_at_last(*rank, words.clone());
         } else {
             self.engine.leave(exit.clone());
             if exit.is_failure() {
                 let words = self.engine.departure().to_string();
-                self.direct_abort.abort_in_words(Some(self.rank), words.clone());
+                self.direct_abort.abort_in_words(Some(self.rank), ErrorClass::RankLost, words.clone());
                 self.reporter.bond.blame_at_last(Some(self.rank), words);
             }
         }
@@ -301,9 +301,9 @@ impl World {
 #[derive(Debug)]
 pub(crate) struct Reporter {
     bond: Arc<Bond>,
-    /// Why a request of the program failed first, and the rank that is to blame. Written once, by whichever thread
-    /// meets the failure first.
-    suffered: OnceLock<(Option<Rank>, String)>,
+    /// Why a request of the program failed first, the rank that is to blame and the class of the error. Written once,
+    /// by whichever thread meets the failure first.
+    suffered: OnceLock<(Option<Rank>, ErrorClass, String)>,
 }
 
 impl Reporter {
@@ -311,7 +311,7 @@ impl Reporter {
     pub(crate) fn report(&self, error: farandole_engine::Error) -> Error {
         use farandole_engine::Error;
         if let Error::Failed(_) | Error::PeerLeft(_) = &error
-            && self.suffered.set((error.culprit(), error.to_string())).is_ok()
+            && self.suffered.set((error.culprit(), error.class(), error.to_string())).is_ok()
         {
             self.bond.blame(error.culprit(), error.to_string());
         }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use farandole::connect::{Checksum, FrameOptions, Layout, Local, Options, Seal};
 use farandole::device::pretend::PretendNccl;
 use farandole::{
-    ClusterError, Communicator, Config, Cycles, DevicePlaneChoice, DirectSettings, Engine, EngineError, Error, Failure,
-    FailureKind, FailureNotice, Lifeline, Pending, PhaseGuard, ProcessSet, Protection, Rank, Recorder, ReduceOp, Setup,
-    Table, Topology, TransportError, World,
+    ClusterError, Communicator, Config, Cycles, DevicePlaneChoice, DirectSettings, Engine, EngineError, Error,
+    ErrorClass, Failure, FailureKind, FailureNotice, Lifeline, Pending, PhaseGuard, ProcessSet, Protection, Rank,
+    Recorder, ReduceOp, Setup, Table, Topology, TransportError, World,
 };
 
-/// A setup with every field named, and every part of its options.
+/// A setup with every part of its options.
 fn setup() -> Setup {
     let options = Options {
         connections: Some(1),
@@ -22,24 +22,16 @@ fn setup() -> Setup {
         local: Local::Stream,
         layout: Some(Layout::standard(1)),
     };
-    Setup {
-        environment: None,
-        config: Some(Config::default()),
-        direct: DirectSettings::default(),
-        options,
-        wire_protection: Some(Protection::Off),
-        address: None,
-        patience: Duration::from_secs(5),
-        tables: Some(farandole::Shelf::OFF),
-        stacks: None::<farandole::stall::Stacks>,
-        on_stall: None::<farandole::stall::OnStall>,
-        process_sets: vec![vec![0]],
-        devices: None,
-        nccl: None::<farandole::device::nccl::SharedLibrary>,
-        nccl_files: Vec::new(),
-        before_joining: None::<farandole::elastic::BeforeJoining>,
-        planes: Vec::<std::sync::Arc<dyn farandole::plane::Plane>>::new(),
-    }
+    Setup::new()
+        .config(Config::default())
+        .direct(DirectSettings::default())
+        .options(options)
+        .wire_protection(Protection::Off)
+        .patience(Duration::from_secs(5))
+        .tables(farandole::Shelf::OFF)
+        .process_sets(vec![vec![0]])
+        .nccl_files(Vec::new())
+        .planes(Vec::<std::sync::Arc<dyn farandole::plane::Plane>>::new())
 }
 
 #[test]
@@ -67,8 +59,7 @@ fn what_a_world_shows_can_be_named() {
 fn a_pending_result_has_the_type_of_what_comes() {
     let world = farandole::init().expect("a world of one");
     let sum: Pending<Vec<i64>> = world.named("sum").allreduce(vec![1, 2], ReduceOp::Sum).expect("submit");
-    let counted: Pending<(Vec<u8>, Vec<usize>)> =
-        world.named("exchange").alltoall_counted(vec![7, 8], &[2]).expect("submit");
+    let counted: Pending<(Vec<u8>, Vec<usize>)> = world.named("exchange").alltoallv(vec![7, 8], &[2]).expect("submit");
     let done: Pending<()> = world.named("barrier").barrier().expect("submit");
     assert_eq!(sum.wait_for(Duration::from_secs(5)).expect("sum"), [1, 2]);
     assert_eq!(counted.wait().expect("exchange"), (vec![7, 8], vec![2]));
@@ -76,18 +67,39 @@ fn a_pending_result_has_the_type_of_what_comes() {
     assert_eq!(world.join().expect("join"), 0);
 }
 
+/// The types of what a setup takes have names here.
+#[test]
+fn a_setup_takes_what_this_crate_names() {
+    let _: fn(Setup, farandole::Environment) -> Setup = Setup::environment;
+    let _: fn(Setup, std::net::IpAddr) -> Setup = Setup::address;
+    let _: fn(Setup, farandole::stall::Stacks) -> Setup = Setup::stacks;
+    let _: fn(Setup, farandole::stall::OnStall) -> Setup = Setup::on_stall;
+    let _: fn(Setup, farandole::OpenDevice) -> Setup = Setup::devices;
+    let _: fn(Setup, farandole::device::nccl::SharedLibrary) -> Setup = Setup::nccl;
+    let _: fn(Setup, farandole::elastic::BeforeJoining) -> Setup = Setup::before_joining;
+}
+
 #[test]
 fn errors_name_their_layer_and_give_the_cause_behind_it() {
     let refused = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
-    let failure = Failure { what: "rank 1 is gone".into(), rank: Some(Rank(1)), tensor: None, elapsed: None };
+    let failure = Failure {
+        what: "rank 1 is gone".into(),
+        class: ErrorClass::RankLost,
+        rank: Some(Rank(1)),
+        tensor: None,
+        elapsed: None,
+    };
     let notice = FailureNotice::new(FailureKind::Gone).on_rank(Rank(1));
-    for (error, words, has_cause) in [
-        (Error::Cluster(ClusterError::local("binding", refused())), "binding: permission denied", true),
-        (Error::Transport(TransportError::local("mapping", refused())), "mapping: permission denied", true),
-        (Error::Engine(EngineError::from(failure)), "rank 1 is gone", true),
-        (Error::Engine(EngineError::ShutDown), "Farandole has been shut down", false),
-        (Error::Lost(notice), "rank 1", false),
+    let launcher = FailureNotice::new(FailureKind::LauncherLost);
+    for (error, words, has_cause, is_rank_lost) in [
+        (Error::Cluster(ClusterError::local("binding", refused())), "binding: permission denied", true, false),
+        (Error::Transport(TransportError::local("mapping", refused())), "mapping: permission denied", true, false),
+        (Error::Engine(EngineError::from(failure)), "rank 1 is gone", true, true),
+        (Error::Engine(EngineError::ShutDown), "Farandole has been shut down", false, false),
+        (Error::Lost(notice), "rank 1", false, true),
+        (Error::Lost(launcher), "the launcher is lost", false, false),
     ] {
+        assert_eq!(error.is_rank_lost(), is_rank_lost, "{error}");
         assert!(error.to_string().starts_with(words), "{error}");
         assert_eq!(error.source().is_some(), has_cause, "{error:?}");
     }
@@ -100,7 +112,7 @@ fn errors_name_their_layer_and_give_the_cause_behind_it() {
 #[test]
 fn a_plane_that_a_rank_does_not_have_ends_init_with_its_name() {
     let config = Config { plane: DevicePlaneChoice::Nccl, ..Config::default() };
-    let asking = || Setup { config: Some(config.clone()), ..setup() };
+    let asking = || setup().config(config.clone());
     let is_there = farandole::device::cuda::is_likely() && farandole::nccl_version(&[]).is_some();
     match asking().init() {
         Ok(_) => assert!(is_there, "there is no NCCL here"),
@@ -112,6 +124,6 @@ fn a_plane_that_a_rank_does_not_have_ends_init_with_its_name() {
             );
         }
     }
-    let pretended = Setup { nccl: Some(Arc::new(PretendNccl::default())), ..asking() };
+    let pretended = asking().nccl(Arc::new(PretendNccl::default()));
     assert_eq!(pretended.init().expect("a world of one with NCCL").size(), 1);
 }

@@ -37,6 +37,7 @@ pub mod cost;
 pub mod departure;
 pub mod device;
 mod doubling;
+pub mod error_class;
 pub mod fuse;
 mod gather;
 mod halving;
@@ -64,6 +65,7 @@ mod wire;
 
 pub use algorithm::{Algorithm, Tuning};
 pub use departure::{Exit, RankDeparture, RankProgress};
+pub use error_class::ErrorClass;
 pub use request::{Batch, Collective, Device, Dtype, GroupId, Rank, ReduceOp, Request, Shape};
 pub use schedule::{Arrival, Buffer, Results, Schedule, Span, Step};
 pub use topology::Topology;

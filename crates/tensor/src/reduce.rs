@@ -135,6 +135,7 @@ impl std::fmt::Debug for Fold {
 }
 
 /// The bytes of the neutral element, and how many of them count.
+#[deny(clippy::wildcard_enum_match_arm, reason = "a new variant must get an arm")]
 fn neutral_element(dtype: Dtype, op: ReduceOp) -> ([u8; 8], usize) {
     macro_rules! bytes {
         ($zero:expr, $one:expr, $largest:expr, $smallest:expr) => {
@@ -143,6 +144,7 @@ fn neutral_element(dtype: Dtype, op: ReduceOp) -> ([u8; 8], usize) {
                 ReduceOp::Product => $one.to_ne_bytes().to_vec(),
                 ReduceOp::Min => $largest.to_ne_bytes().to_vec(),
                 ReduceOp::Max => $smallest.to_ne_bytes().to_vec(),
+                _ => unreachable!("invariant: every operation has an arm"),
             }
         };
     }
@@ -170,6 +172,7 @@ fn neutral_element(dtype: Dtype, op: ReduceOp) -> ([u8; 8], usize) {
         Dtype::BF16 => float!(half::bf16),
         Dtype::F32 => float!(f32),
         Dtype::F64 => float!(f64),
+        _ => unreachable!("invariant: every element type has an arm"),
     };
     let mut element = [0; 8];
     element[..bytes.len()].copy_from_slice(&bytes);

@@ -70,6 +70,7 @@ impl Value {
             ReduceOp::Product => Value::Float(factor(rank, ranks, random, mix(index ^ seed))),
             ReduceOp::Min | ReduceOp::Max => Value::Float(((random % 257) as f64 - 128.0) / 4.0),
             ReduceOp::Adasum => panic!("Adasum is never exact"),
+            _ => unreachable!("invariant: every operation has an arm"),
         }
     }
 

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use farandole_plan::{Rank, Topology};
+use farandole_plan::{ErrorClass, Rank, Topology};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::awake::Countdown;
@@ -101,7 +101,7 @@ impl Mesh {
         let mut building = Building { id, me, contacts, listener, options, waiter, began, deadline, pairs: Vec::new() };
         let built = building.make_room().and_then(|()| building.join_all()).and_then(|()| building.finish());
         if let Err(error) = &built {
-            building.give_up(&error.to_string());
+            building.give_up(error.class(), &error.to_string());
         }
         built
     }
@@ -204,7 +204,7 @@ impl Building<'_> {
                 }
                 let error = differ(peer, &arrived.hello, &expected);
                 if purpose == Purpose::Control {
-                    let _ = control_over(peer, arrived).send_abort(None, &error.to_string());
+                    let _ = control_over(peer, arrived).send_abort(None, error.class(), &error.to_string());
                 }
                 return Err(error);
             }
@@ -295,10 +295,10 @@ impl Building<'_> {
     }
 
     /// Tells everybody who has joined why there will be no mesh.
-    fn give_up(&mut self, cause: &str) {
+    fn give_up(&mut self, class: ErrorClass, cause: &str) {
         self.listener.forget(self.id, self.me);
         for Pair { peer, control, .. } in self.pairs.drain(..) {
-            let _ = control_over(peer, control).send_abort(None, cause);
+            let _ = control_over(peer, control).send_abort(None, class, cause);
         }
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use farandole_plan::Rank;
+use farandole_plan::{ErrorClass, Rank};
 
 use crate::key::JobId;
 
@@ -28,6 +28,8 @@ pub enum Error {
         peer: Rank,
         /// The rank that it blames, if it can name one, as the layers above count ranks.
         blamed: Option<Rank>,
+        /// The class that it gives the error.
+        class: ErrorClass,
         /// Its own words: the first cause.
         cause: String,
     },
@@ -79,6 +81,8 @@ pub enum Error {
     Interrupted {
         /// The rank that is to blame, if one can be named.
         peer: Option<Rank>,
+        /// The class of the cause.
+        class: ErrorClass,
         /// Why.
         cause: String,
     },
@@ -134,13 +138,30 @@ impl Error {
             Error::Untrusted { .. } | Error::OtherJob { .. } | Error::Descriptors { .. } | Error::Local { .. } => None,
         }
     }
+
+    /// What the caller can do about it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Error::PeerGone { .. } => ErrorClass::RankLost,
+            Error::PeerAborted { class, .. } | Error::Interrupted { class, .. } => *class,
+            Error::Disagree { .. } => ErrorClass::Mismatch,
+            Error::Deadline { .. } => ErrorClass::Stall,
+            Error::Garbled { .. }
+            | Error::Version { .. }
+            | Error::Corrupt { .. }
+            | Error::Untrusted { .. }
+            | Error::OtherJob { .. }
+            | Error::Descriptors { .. }
+            | Error::Local { .. } => ErrorClass::Other,
+        }
+    }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::PeerGone { peer, how } => write!(f, "rank {peer} is gone ({how})"),
-            Error::PeerAborted { cause, .. } | Error::Interrupted { peer: _, cause } => f.write_str(cause),
+            Error::PeerAborted { cause, .. } | Error::Interrupted { cause, .. } => f.write_str(cause),
             Error::Garbled { peer, what } => write!(f, "rank {peer} sent something unexpected: {what}"),
             Error::Disagree { peer, operation, ours, theirs } => write!(
                 f,

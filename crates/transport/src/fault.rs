@@ -15,7 +15,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use farandole_plan::Rank;
+use farandole_plan::{ErrorClass, Rank};
 
 use crate::error::{Error, Result};
 use crate::link::{Control, Link, Progress, RecvCursor, SendCursor, Tag};
@@ -350,8 +350,8 @@ impl Control for FaultyControl {
         self.forward(|control| control.send(message))
     }
 
-    fn send_abort(&mut self, blamed: Option<Rank>, cause: &str) -> Result<()> {
-        self.forward(|control| control.send_abort(blamed, cause))
+    fn send_abort(&mut self, blamed: Option<Rank>, class: ErrorClass, cause: &str) -> Result<()> {
+        self.forward(|control| control.send_abort(blamed, class, cause))
     }
 
     fn flush(&mut self) -> Result<Progress> {

@@ -138,7 +138,9 @@ mod tests {
     fn a_silent_peer_and_a_dead_one_are_errors() {
         let (one, other) = pair();
         assert!(recv_fds(&other, &mut [0; 4], &Countdown::new(Duration::from_millis(20)), || Ok(())).is_err());
-        let interrupted = || Err(Error::Interrupted { peer: None, cause: "enough".to_owned() });
+        let interrupted = || {
+            Err(Error::Interrupted { peer: None, class: farandole_plan::ErrorClass::Other, cause: "enough".to_owned() })
+        };
         let error = recv_fds(&other, &mut [0; 4], &soon(), interrupted).unwrap_err();
         assert_eq!(error.to_string(), "enough", "there is no use in waiting");
         drop(one);

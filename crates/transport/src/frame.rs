@@ -36,7 +36,7 @@ use std::ops::Range;
 use crate::link::{PIECE_ALIGN, Tag};
 
 /// Version of everything that this crate says on a wire. Raised by every change that an older peer would misread.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 48;

@@ -15,7 +15,7 @@
 //! [`Control`] carries whole small messages beside the frames. It is also the life-line: when the peer dies, `recv`
 //! says so, whatever the link for data is made of.
 
-use farandole_plan::Rank;
+use farandole_plan::{ErrorClass, Rank};
 
 use crate::error::Result;
 
@@ -103,8 +103,8 @@ pub trait Control: Send {
 
     /// Queues the last word of a rank that gives up: the peer's `recv` fails with [`crate::Error::PeerAborted`] and
     /// this cause as soon as it has taken the messages before it. `blamed` is the rank that is to blame, if one can be
-    /// named.
-    fn send_abort(&mut self, blamed: Option<Rank>, cause: &str) -> Result<()>;
+    /// named, and `class` what the peer's caller can do about it.
+    fn send_abort(&mut self, blamed: Option<Rank>, class: ErrorClass, cause: &str) -> Result<()>;
 
     /// Moves queued messages on.
     fn flush(&mut self) -> Result<Progress>;

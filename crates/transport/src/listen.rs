@@ -18,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farandole_plan::Rank;
+use farandole_plan::{ErrorClass, Rank};
 
 use crate::awake::AwakeClock;
 use crate::contact::{Contact, suggested_connections};
@@ -83,8 +83,9 @@ struct Lobby {
 struct Inside {
     arrived: HashMap<Place, Established<Socket>>,
     refusals: VecDeque<ConnectionRefusal>,
-    /// Why no mesh can be built any more: the rank that is to blame, and the cause. Set once, by whoever interrupts.
-    interruption: Option<(Option<Rank>, String)>,
+    /// Why no mesh can be built any more: the rank that is to blame, the class and the cause. Set once, by whoever
+    /// interrupts.
+    interruption: Option<(Option<Rank>, ErrorClass, String)>,
     /// Set when the listener is dropped, for its thread to see.
     closing: Closing,
 }
@@ -205,8 +206,8 @@ impl Listener {
 
     /// Ends the building of meshes for good, from any thread: whoever builds one fails with this cause, and blames this
     /// rank if one is named. The first interruption counts.
-    pub fn interrupt(&self, peer: Option<Rank>, cause: impl Into<String>) {
-        self.lobby.inside().interruption.get_or_insert_with(|| (peer, cause.into()));
+    pub fn interrupt(&self, peer: Option<Rank>, class: ErrorClass, cause: impl Into<String>) {
+        self.lobby.inside().interruption.get_or_insert_with(|| (peer, class, cause.into()));
         self.lobby.news.notify_all();
     }
 
@@ -214,7 +215,7 @@ impl Listener {
     pub(crate) fn interruption(&self) -> Result<()> {
         match &self.lobby.inside().interruption {
             None => Ok(()),
-            Some((peer, cause)) => Err(Error::Interrupted { peer: *peer, cause: cause.clone() }),
+            Some((peer, class, cause)) => Err(Error::Interrupted { peer: *peer, class: *class, cause: cause.clone() }),
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use farandole_plan::{Rank, Topology};
+use farandole_plan::{ErrorClass, Rank, Topology};
 
 use crate::error::Error;
 use crate::identity::ProcessId;
@@ -97,11 +97,11 @@ impl Mesh {
         Mesh { peers: self.peers.into_iter().map(|peer| peer.map(&mut wrap)).collect(), ..self }
     }
 
-    /// Tells all peers why this rank gives up, and who is to blame if one can be named. Peers that cannot be told any
-    /// more will notice by themselves.
-    pub fn abort(&mut self, blamed: Option<Rank>, cause: &str) {
+    /// Tells all peers why this rank gives up, of which class that is, and who is to blame if one can be named. Peers
+    /// that cannot be told any more will notice by themselves.
+    pub fn abort(&mut self, blamed: Option<Rank>, class: ErrorClass, cause: &str) {
         for peer in self.peers_mut() {
-            let _ = peer.control.send_abort(blamed, cause);
+            let _ = peer.control.send_abort(blamed, class, cause);
         }
     }
 

@@ -6,7 +6,7 @@ mod support;
 
 use std::io::Write;
 
-use farandole_plan::Rank;
+use farandole_plan::{ErrorClass, Rank};
 use farandole_transport::stream::{MESSAGE_LIMIT_BYTES, Sealed, StreamControl};
 use farandole_transport::{Control, Error, Progress, Waiter};
 use support::*;
@@ -35,7 +35,7 @@ fn messages_arrive_whole_and_in_order_whatever_their_size() {
 fn an_abort_is_the_last_word_and_stays() {
     let (mut one, mut other) = control_pair();
     one.send(b"before").unwrap();
-    one.send_abort(Some(Rank(5)), "rank 5 is gone (it closed the connection)").unwrap();
+    one.send_abort(Some(Rank(5)), ErrorClass::RankLost, "rank 5 is gone (it closed the connection)").unwrap();
     one.send(b"after").unwrap();
     drop(one);
     assert_eq!(other.recv().unwrap().unwrap(), b"before");
@@ -45,6 +45,7 @@ fn an_abort_is_the_last_word_and_stays() {
             matches!(&error, Error::PeerAborted { blamed: Some(Rank(5)), cause, .. } if cause.starts_with("rank 5 is gone")),
             "{error}"
         );
+        assert_eq!(error.class(), ErrorClass::RankLost);
     }
 }
 

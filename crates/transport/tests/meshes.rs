@@ -6,7 +6,7 @@ mod support;
 
 use std::time::Duration;
 
-use farandole_plan::Rank;
+use farandole_plan::{ErrorClass, Rank};
 use farandole_transport::fault::{At, Fault, FaultAction, Faults};
 use farandole_transport::frame::Checksum;
 use farandole_transport::hello::Seal;
@@ -225,7 +225,7 @@ fn until_the_end(mesh: Mesh, waiter: Waiter) -> (Result<()>, Mesh) {
     let outcome = (1..4).try_for_each(|operation| all_to_all(&mut mesh, &waiter, operation, 2000, Lifeline::Watched));
     let outcome = outcome.map_err(|error| {
         let error = mesh.first_cause(error, &waiter, Duration::from_millis(200));
-        mesh.abort(None, &error.to_string());
+        mesh.abort(None, error.class(), &error.to_string());
         error
     });
     (outcome, mesh)
@@ -313,7 +313,7 @@ fn a_dropped_frame_is_missed_by_its_receiver() {
 fn the_first_cause_reaches_ranks_that_see_only_the_consequence() {
     let outcomes = memory_ranks(3, &Faults::default(), |mut mesh, waiter| {
         if mesh.me() == Rank(2) {
-            mesh.abort(None, "rank 2: the disk is full");
+            mesh.abort(None, ErrorClass::Other, "rank 2: the disk is full");
             return Ok(());
         }
         until_the_end(mesh, waiter).0

@@ -48,6 +48,8 @@ static void wrong_arguments(void) {
     request.process_set = 9;
     REFUSED(farandole_submit(&request, &ticket), FARANDOLE_UNKNOWN_PROCESS_SET, "no process set 9");
     CHECK(ticket == 77); /* never written */
+    CHECK(strcmp(farandole_status_string(FARANDOLE_UNKNOWN_PROCESS_SET), "there is no such process set") == 0);
+    CHECK(strcmp(farandole_status_string(-1), "unknown status") == 0);
 }
 
 static void wrong_tickets(void) {

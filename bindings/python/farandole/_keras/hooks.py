@@ -3,7 +3,7 @@
 Installed when the first distributed optimizer is made, once; they change nothing for models whose optimizer is another.
 
 - `fit` and `train_on_batch`: when a collective fails inside of a graph, TensorFlow and JAX raise errors of their own.
-  They become `HorovodInternalError` here, with the framework's error as its cause (`faults`).
+  They become `FarandoleError` here, with the framework's error as its cause (`faults`).
 - `LossScaleOptimizer.check_finite` of Keras 3: gradients are finite if they are on all ranks.
 - `make_train_function` of Keras 3 on JAX: `fit` keeps weights outside of the model's variables while it trains, and
   hands them to the train function, before which those of all ranks are compared (`farandole::parameter_check`).

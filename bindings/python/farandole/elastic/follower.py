@@ -17,8 +17,8 @@ The other side, and the same for programs in Rust, is in the crates `farandole-c
 
 from __future__ import annotations
 
+import logging
 import struct
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Optional
@@ -31,6 +31,8 @@ LITTLE = 16
 
 LAST_PATIENCE_S = 5.0
 """In a change of the job, for the last updates. They are on their way, or they do not come."""
+
+_log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.005
 """How long a process that waits to be let in takes over updates before it looks whether it is."""
@@ -151,8 +153,8 @@ class Follower:
                 update_bytes = len(content)
                 self._apply(content)
         except Exception as error:
-            text = f"this process joins without the state that was streamed to it: {type(error).__name__}: {error}"
-            print(f"farandole: {text}", file=sys.stderr, flush=True)
+            text = "farandole: this process joins without the state that was streamed to it: %s: %s"
+            _log.warning(text, type(error).__name__, error)
             self._stage, self.standing = "over", None
             return
         self.standing = standing

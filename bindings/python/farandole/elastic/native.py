@@ -6,7 +6,7 @@ the job as it is now and becomes a rank of it as it is next. And what is written
 all ranks have the same state again (`note_synchronised`), when a step is made (`note_stepped`), and what has become of
 the step under way (`note_step_lost`).
 
-Invariant: `largest` and `gathered` give the same answer on all ranks or raise `HorovodInternalError`.
+Invariant: `largest` and `gathered` give the same answer on all ranks or raise `FarandoleError`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def candidates() -> int:
 
 
 def fence() -> int:
-    """Raises `HorovodInternalError` on a rank that the job has replaced; call it last before a file that one rank
+    """Raises `RankLostError` on a rank that the job has replaced; call it last before a file that one rank
     writes takes its place:
 
         if hvd.rank() == 0:

@@ -7,7 +7,7 @@ its result waits for it. So `allreduce`, `broadcast` and `reducescatter` return 
 **Names.** Ranks find each other's requests by name; see `farandole.request_names`.
 
 **Errors.** What is wrong with a call is a `ValueError`. What the ranks refuse, and the end of the job, is a
-`HorovodInternalError` that is an `MXNetError`, too: raised by whatever waits for the result, and if the job has ended
+`FarandoleError` that is an `MXNetError`, too: raised by whatever waits for the result, and if the job has ended
 also by the next call (`faults`).
 
 **Priority.** Among operations that are ready, MXNet's engine begins those of higher priority first, and so does the
@@ -24,6 +24,7 @@ import mxnet as mx
 from farandole import _native, request_names
 from farandole import exports as _exports
 from farandole.basics import handle_average_backwards_compatibility
+from farandole.exceptions import FarandoleError
 from farandole.exports import *
 from farandole.mxnet import arrays, faults
 from farandole.process_sets import group_for, ranks_of
@@ -52,8 +53,8 @@ def _push(push: Callable[..., _native.MxnetCall], *arguments: Any) -> _native.Mx
         call = push(*arguments)
         if arrays.IS_SYNCHRONOUS:
             call.wait()
-    except HorovodInternalError as error:
-        raise faults.CollectiveError(*error.args) from None
+    except FarandoleError as error:
+        raise faults.as_collective_error(error) from None
     return call
 
 

@@ -2,7 +2,7 @@
 
 A collective that fails inside of a `tf.function` fails the whole function, with one of TensorFlow's errors whose text
 is long and has the cause at its end. `watch` has calls of compiled functions raise what `mpi_ops.internal_error` makes
-of it: a `HorovodInternalError` that is a `tf.errors.UnknownError`, too. Elastic training and users who catch either go
+of it: a `FarandoleError` that is a `tf.errors.UnknownError`, too. Elastic training and users who catch either go
 on as they did.
 
 Invariant: nothing but the exception changes, and only of calls in which one of our ops has failed because the job
@@ -23,7 +23,7 @@ from farandole.tensorflow import mpi_ops
 
 
 def translating(calling: Callable[..., Any]) -> Callable[..., Any]:
-    """A function, with errors of collectives as `HorovodInternalError`."""
+    """A function, with errors of collectives as `FarandoleError`."""
 
     @functools.wraps(calling)
     def translated(*args: Any, **kwargs: Any) -> Any:

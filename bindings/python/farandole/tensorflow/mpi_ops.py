@@ -34,12 +34,9 @@ from tensorflow.python.framework import op_def_library, op_def_registry, ops
 
 from farandole import _native
 from farandole.basics import basics as _basics
+from farandole.exceptions import FarandoleError, MismatchError, RankLostError, StallError, named_in
 from farandole.exports import *
 from farandole.process_sets import _temp_process_set_object, ranks_of
-
-
-_INTERNAL_ERROR = "HorovodInternalError: "
-"""What the native library begins the text with if the job cannot go on."""
 
 
 def _register() -> bool:
@@ -61,8 +58,8 @@ thread of TensorFlow's. Functions run their ops one after the other then; sessio
 inter-op threads as they have ops under way."""
 
 
-class _JobFailed(HorovodInternalError, tf.errors.UnknownError):  # type: ignore[misc]
-    """The job cannot go on: for those who catch Horovod's exception, and for those who catch TensorFlow's."""
+class _JobFailed(FarandoleError, tf.errors.UnknownError):  # type: ignore[misc]
+    """The job cannot go on: for those who catch our exceptions, and for those who catch TensorFlow's."""
 
     def __init__(self, message: str) -> None:
         tf.errors.UnknownError.__init__(self, None, None, message)
@@ -71,14 +68,38 @@ class _JobFailed(HorovodInternalError, tf.errors.UnknownError):  # type: ignore[
         return type(self), (self.message,)
 
 
+class _RankLost(_JobFailed, RankLostError):
+    pass
+
+
+class _Mismatch(_JobFailed, MismatchError):
+    pass
+
+
+class _Stall(_JobFailed, StallError):
+    pass
+
+
+_OF_CLASS: dict[type[FarandoleError], type[_JobFailed]] = {
+    FarandoleError: _JobFailed,
+    RankLostError: _RankLost,
+    MismatchError: _Mismatch,
+    StallError: _Stall,
+}
+
+
+def _job_failure(message: object) -> Optional[_JobFailed]:
+    """The exception for what TensorFlow says, if that is the end of the job."""
+    named = named_in(str(message))
+    return None if named is None else _OF_CLASS[named[0]](named[1])
+
+
 def internal_error(error: BaseException) -> Optional[HorovodInternalError]:
-    """The `HorovodInternalError` that an error of TensorFlow's stands for, if it does."""
+    """The `FarandoleError` that an error of TensorFlow's stands for, if it does."""
     if isinstance(error, HorovodInternalError):
         return error
     if isinstance(error, tf.errors.OpError):
-        _, found, text = str(error.message).partition(_INTERNAL_ERROR)
-        if found:
-            return _JobFailed(text)
+        return _job_failure(error.message)
     return None
 
 
@@ -121,9 +142,9 @@ def _run_eagerly(op_type: str, name: Optional[str], inputs: Sequence[Any], attrs
     try:
         return pywrap_tfe.TFE_Py_FastPathExecute(_context.context(), op_type, name, *inputs, *attrs)
     except _core._NotOkStatusException as error:
-        _, found, text = str(error.message).partition(_INTERNAL_ERROR)
-        if found:
-            raise _JobFailed(text) from None
+        failed = _job_failure(error.message)
+        if failed is not None:
+            raise failed from None
         ops.raise_from_not_ok_status(error, name)
 
 

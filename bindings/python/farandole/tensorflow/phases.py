@@ -31,6 +31,7 @@ in `sessions`.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, Optional
@@ -56,6 +57,8 @@ from farandole.phase_tracker import (
 from farandole.tensorflow import parameter_check, sessions, tape
 
 _TRAINS, _DIFFERENTIATES, _EVALUATES = "trains", "differentiates", "evaluates"
+
+_log = logging.getLogger(__name__)
 
 _FUNCTION_KIND = "_farandole_kind"
 """Attribute of a `tf.function` that was traced: one of the three above."""
@@ -137,7 +140,7 @@ def _watch_keras() -> None:
         keras = tf.keras
         keras.Model
     except (ImportError, AttributeError) as reason:
-        phase_tracker.log.debug("phases: there is no Keras that could be marked: %s", reason)
+        _log.debug("phases: there is no Keras that could be marked: %s", reason)
         return
     of_keras.watch_tensorflow(keras, _tracker, optimizer_step, model_call)
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from farandole import _native, basics
-from farandole.exceptions import HorovodInternalError
+from farandole.exceptions import FarandoleError
 from farandole.exports import Average
 from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import device_memory, lent_memory, staging
@@ -83,7 +83,7 @@ def ddp_comm_hook(
     name, _ = _names.setdefault(group, CallNames("ddp")).next(signature)
     try:
         requests, take_back = _submit(packed, name, how.op, group)
-    except HorovodInternalError as error:
+    except FarandoleError as error:
         raise as_backend_error(error) from None
 
     def finish(_results: Any) -> list[torch.Tensor]:

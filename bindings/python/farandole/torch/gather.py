@@ -15,7 +15,7 @@ from typing import Any, Optional, Union
 import torch
 
 from farandole import _native
-from farandole.exceptions import HorovodInternalError
+from farandole.exceptions import FarandoleError
 from farandole.exports import Average
 from farandole.process_sets import ProcessSet, global_process_set, group_for
 from farandole.torch import device_memory, handles, lent_memory, staging
@@ -181,7 +181,7 @@ class _SplitsRefused:
     def wait(self) -> Sequence[Any]:
         try:
             return self._wait()
-        except HorovodInternalError as error:
+        except FarandoleError as error:
             raise ValueError(str(error)) from error
 
 

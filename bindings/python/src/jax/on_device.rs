@@ -18,14 +18,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farandole::device::{self, Event};
-use farandole::{Device, EngineError, Submission};
+use farandole::{Device, EngineError, ErrorClass, Submission};
 use pyo3::prelude::*;
 
 use super::call::{self, Asked, Memory};
-use crate::errors::HorovodInternalError;
+use crate::errors;
 use crate::on_device;
 use crate::op_calls;
-use crate::op_error::{INTERNAL_ERROR, OpError, UNKNOWN};
+use crate::op_error::OpError;
 use crate::settings;
 use crate::world::Job;
 use crate::xla_ffi::Buffer;
@@ -176,13 +176,13 @@ pub(crate) fn jax_raise_late(py: Python<'_>) -> PyResult<()> {
     }
     // An engine that was shut down has done before what was queued.
     match op_calls::current().ok().and_then(|job| job.world.engine().failure()) {
-        Some(error @ EngineError::Failed(_)) => Err(HorovodInternalError::new_err(error.to_string())),
+        Some(error @ EngineError::Failed(_)) => Err(errors::of_engine(error)),
         _ => Ok(()),
     }
 }
 
 fn failed(error: device::Error) -> OpError {
-    OpError { code: UNKNOWN, text: format!("{INTERNAL_ERROR}{error}") }
+    OpError::ended(ErrorClass::Other, error)
 }
 
 fn lock() -> MutexGuard<'static, Vec<Event>> {

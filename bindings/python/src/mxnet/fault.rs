@@ -1,16 +1,16 @@
 //! Why a call was not carried out, in Python's and in MXNet's terms: [`Fault`].
 //!
 //! MXNet carries texts. Its Python package makes an exception of the class that stands before the first colon, if it
-//! knows one of that name: `ValueError` for wrong use, and `HorovodInternalError` for what the ranks refuse and for the
-//! end of the job, which `farandole/mxnet/faults.py` has registered.
+//! knows one of that name: `ValueError` for wrong use, and for what the ranks refuse and for the end of the job
+//! `FarandoleError` and its subclasses, which `farandole/mxnet/faults.py` has registered.
 
 use std::sync::Weak;
 
-use farandole::EngineError;
+use farandole::{EngineError, ErrorClass};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::errors::{self, HorovodInternalError};
+use crate::errors;
 use crate::world::Job;
 
 /// See the module's text.
@@ -41,7 +41,7 @@ impl Fault {
 
     /// As MXNet carries it.
     pub(super) fn text(&self) -> String {
-        let class = if self.is_wrong_use() { "ValueError" } else { "HorovodInternalError" };
+        let class = if self.is_wrong_use() { "ValueError" } else { errors::name_of(self.class()) };
         format!("{class}: {}", self.words())
     }
 
@@ -50,8 +50,12 @@ impl Fault {
         if self.is_wrong_use() {
             PyValueError::new_err(self.words())
         } else {
-            HorovodInternalError::new_err(self.words())
+            errors::of_class(self.class(), self.words())
         }
+    }
+
+    fn class(&self) -> ErrorClass {
+        if let Fault::Engine(error) = self { error.class() } else { ErrorClass::Other }
     }
 
     fn is_wrong_use(&self) -> bool {

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import farandole.jax as hvd
-from farandole.exceptions import HorovodInternalError
+from farandole.exceptions import MismatchError
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -22,7 +22,7 @@ MISMATCHES = {
 @pytest.mark.parametrize("kind", MISMATCHES)
 def test_what_does_not_match_is_refused_by_name(kind):
     ask = MISMATCHES[kind]
-    with pytest.raises(HorovodInternalError, match="jax.call.0"):
+    with pytest.raises(MismatchError, match="jax.call.0"):
         ask(hvd.rank())
     with pytest.raises(jax.errors.JaxRuntimeError, match="jax.call.0"):
         jax.block_until_ready(jax.jit(lambda: ask(hvd.rank()))())

@@ -21,7 +21,7 @@ HEAD = """
     import os, signal, sys
     import mxnet as mx
     import farandole.mxnet as hvd
-    from farandole.exceptions import HorovodInternalError
+    from farandole.exceptions import HorovodInternalError, RankLostError
     from waiting import lapse
 """
 
@@ -132,12 +132,12 @@ def test_survivors_of_a_killed_rank_are_told_who_it_was() -> None:
     try:
         hvd.allreduce_(array).wait_to_read()
     except mx.base.MXNetError as error:
-        assert isinstance(error, HorovodInternalError)
+        assert isinstance(error, RankLostError)
         print("waiting:", error, flush=True)
     try:
         hvd.allreduce_(array)
         print("was not refused", flush=True)
-    except HorovodInternalError as error:
+    except RankLostError as error:
         print("next call:", error, flush=True)
         raise
     """,
@@ -172,7 +172,8 @@ def test_a_script_that_never_waits_learns_of_a_killed_rank_from_its_next_step() 
         seconds=SECONDS,
     )
     assert job.code != 0 and "SIGKILL" in job.errors, job
-    raised = [line for line in job.errors.splitlines() if line.startswith("[0]") and "CollectiveError: " in line]
+    of_rank_0 = [line for line in job.errors.splitlines() if line.startswith("[0]")]
+    raised = [line for line in of_rank_0 if "CollectiveRankLostError: " in line]
     assert raised and "rank 1" in raised[-1], job
 
 

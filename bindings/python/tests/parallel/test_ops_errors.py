@@ -6,6 +6,7 @@ import torch
 from reference import contributions, mine, reduced, same
 
 import farandole.torch as hvd
+from farandole.exceptions import MismatchError
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -18,7 +19,7 @@ def the_job_goes_on():
 
 
 def refused(words):
-    return pytest.raises(hvd.HorovodInternalError, match=words)
+    return pytest.raises(MismatchError, match=words)
 
 
 def by_parity(even, odd):

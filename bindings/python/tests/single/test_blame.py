@@ -97,7 +97,7 @@ def script(faulty: int = 1, mark: str = "_native.mark_step_done(number + 1)") ->
 
 
 def caught(text: str) -> list[str]:
-    return re.findall(r"caught: HorovodInternalError (.*)", text)
+    return re.findall(r"caught: RankLostError (.*)", text)
 
 
 def check_survivors(output: str, told: str, ranks: int) -> None:

@@ -234,7 +234,8 @@ def test_forking_is_safe_while_other_threads_ask_for_the_rank() -> None:
 
 
 def test_the_flags_compile_a_program_that_runs_on_two_ranks(tmp_path: pathlib.Path) -> None:
-    assert (pathlib.Path(farandole.get_include()) / "farandole.h").is_file()
+    include = pathlib.Path(farandole.get_include())
+    assert (include / "farandole.h").is_file() and (include / "horovod.h").is_file()
     words = [sys.executable, "-m", "farandole.c_flags", "--cflags", "--libs"]
     told = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True, timeout=60)
     assert told.stderr == ""

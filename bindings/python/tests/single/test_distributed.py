@@ -236,14 +236,15 @@ def test_an_operation_that_takes_too_long_ends_the_job_with_its_cause() -> None:
             work = dist.all_reduce(torch.ones(1), async_op=True)
             try:
                 work.wait(timedelta(seconds=1))
-            except dist.DistBackendError as error:
+            except farandole.torch.distributed.DistStallError as error:
                 print("late:", error, flush=True)
             assert work.is_completed() and not work.is_success() and work.exception() is not None
         else:
             lapse("rank 1, which is late", 2)
             try:
                 dist.all_reduce(torch.ones(1))
-            except dist.DistBackendError as error:
+            except farandole.StallError as error:
+                assert isinstance(error, dist.DistBackendError)
                 print("late:", error, flush=True)
         """,
         seconds=60,

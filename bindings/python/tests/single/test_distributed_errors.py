@@ -98,5 +98,5 @@ def test_an_error_that_nothing_catches_is_a_traceback_and_exit_code_1(tmp_path: 
     [pair] = pairs(tmp_path, "killed", ["uncaught"])
     assert pair["codes"][0] == 1, pair
     output = pair["outputs"][0]
-    assert output.count("farandole.torch.distributed.DistBackendError: Farandole: ") == 1, pair
+    assert output.count("farandole.torch.distributed.DistRankLostError: Farandole: ") == 1, pair
     assert "Got the following error" not in output and "direct cause" not in output, pair

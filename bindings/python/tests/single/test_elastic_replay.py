@@ -206,12 +206,12 @@ def test_a_follower_asks_another_member_when_one_is_lost() -> None:
     assert state == [b"new"] and one.standing == Note(9, 1, 63)
 
 
-def test_a_follower_that_is_refused_or_gets_nonsense_joins_with_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_follower_that_is_refused_or_gets_nonsense_joins_with_nothing(caplog: pytest.LogCaptureFixture) -> None:
     one, state = follower()
     one.follow(Joining(Stream(("join_now", b"the job is full", bytearray(), 0))))
     assert one.standing is None and not state and not one.catch_up(3)
     one.follow(Joining(Stream(word("snapshot", 5, b"state", left=10**6), word("update", 6, b""))))
-    assert one.standing is None and "an update is empty" in capsys.readouterr().err
+    assert one.standing is None and "an update is empty" in caplog.text
     one.follow(Joining())
     assert one.standing is None
 

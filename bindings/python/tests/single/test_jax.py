@@ -181,6 +181,7 @@ def test_a_killed_rank_ends_the_compiled_step_of_the_others(tmp_path: Path) -> N
     script = """
     import os, signal, sys, time
     import jax, jax.numpy as jnp, optax
+    import farandole
     import farandole.jax as hvd
 
     hvd.init()
@@ -204,14 +205,14 @@ def test_a_killed_rank_ends_the_compiled_step_of_the_others(tmp_path: Path) -> N
             print(f"after {time.time() - float(open(sys.argv[1]).read()):.3f} s: {type(error).__name__}: {error}")
             try:
                 hvd.psum(1)
-            except hvd.HorovodInternalError as second:
+            except farandole.RankLostError as second:
                 print(f"outside of jit: {second}", flush=True)
             raise
 """
     job = run_job(2, script, seconds=100, arguments=[str(tmp_path / "when")])
     assert job.code != 0
     first, second = job.lines(0)
-    found = re.match(r"after ([\d.]+) s: JaxRuntimeError: UNKNOWN: HorovodInternalError: .*rank 1", first)
+    found = re.match(r"after ([\d.]+) s: JaxRuntimeError: UNKNOWN: farandole\.RankLostError: .*rank 1", first)
     assert found and float(found[1]) < SOON_SECONDS, job
     assert re.match("outside of jit: .*rank 1", second), job
 
@@ -251,7 +252,7 @@ def test_an_error_repeated_xlas_words_for_each_program_that_followed(tmp_path: P
     assert re.match("outside of jit: rank 1 raised ValueError: a bad batch", outside), job
     of_rank_0 = [line for line in job.errors.splitlines() if line.startswith("[0]")]
     [line] = [line for line in of_rank_0 if "JaxRuntimeError" in line]
-    assert re.search("JaxRuntimeError: .*HorovodInternalError: rank 1 raised ValueError", line), job
+    assert re.search(r"JaxRuntimeError: .*farandole\.RankLostError: rank 1 raised ValueError", line), job
     assert line.count("Error dispatching computation") <= 1, job
     # JAX prints the errors of its tokens at the end of the interpreter, once more and with tracebacks.
     assert "Exception ignored in atexit callback" not in job.errors, job

@@ -19,7 +19,7 @@ FIT = """
     import os, signal, sys, time
     import numpy as np, tensorflow as tf
     import farandole.tensorflow.keras as hvd
-    from farandole.exceptions import HorovodInternalError
+    from farandole.exceptions import RankLostError
 
     hvd.init()
 
@@ -36,7 +36,7 @@ FIT = """
     )
     try:
         model.fit(np.ones((20, 4), np.float32), np.zeros(20), batch_size=2, verbose=0, callbacks=[Killed()])
-    except HorovodInternalError as error:
+    except RankLostError as error:
         print(f"after {time.time() - float(open(sys.argv[1]).read()):.3f} s: {error}", flush=True)
         raise
 """
@@ -45,7 +45,7 @@ LOOP = """
     import os, signal, subprocess, sys, time
     import tensorflow as tf
     import farandole.tensorflow as hvd
-    from farandole.exceptions import HorovodInternalError
+    from farandole.exceptions import RankLostError
 
     hvd.init()
     weights = tf.Variable(tf.ones([4, 2]), name="weights")
@@ -82,7 +82,7 @@ LOOP = """
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         train()
-    except HorovodInternalError as error:
+    except RankLostError as error:
         print(f"after {time.time() - float(open(sys.argv[1]).read()):.3f} s: {error}", flush=True)
         assert isinstance(error, tf.errors.UnknownError), "scripts that catch TensorFlow's error go on as they did"
         raise

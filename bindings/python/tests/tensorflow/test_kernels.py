@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from farandole import _native
-from farandole.exceptions import HorovodInternalError
+from farandole.exceptions import HorovodInternalError, RankLostError
 from farandole.tensorflow import mpi_ops as hvd
 
 pytestmark = pytest.mark.usefixtures("job")
@@ -197,10 +197,13 @@ def test_registration_is_done_once_and_names_what_is_missing():
 
 def test_an_error_of_a_graph_tells_whether_the_job_can_go_on():
     refused = tf.errors.FailedPreconditionError(None, None, "shapes differ")
-    assert hvd.internal_error(refused) is None and hvd.internal_error(ValueError("HorovodInternalError: no")) is None
-    ended = tf.errors.UnknownError(None, None, "Graph execution error: HorovodInternalError: rank 1 was killed")
+    assert hvd.internal_error(refused) is None and hvd.internal_error(ValueError("farandole.StallError: no")) is None
+    other = tf.errors.UnknownError(None, None, "MismatchError: of another library")
+    assert hvd.internal_error(other) is None
+    ended = tf.errors.UnknownError(None, None, "Graph execution error: farandole.RankLostError: rank 1 was killed")
     converted = hvd.internal_error(ended)
-    assert isinstance(converted, HorovodInternalError) and isinstance(converted, tf.errors.UnknownError)
+    assert isinstance(converted, RankLostError) and isinstance(converted, tf.errors.UnknownError)
+    assert isinstance(converted, HorovodInternalError)
     assert "rank 1 was killed" in str(converted)
 
 

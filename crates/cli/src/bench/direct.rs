@@ -115,6 +115,7 @@ impl Direct {
     }
 }
 
+#[deny(clippy::wildcard_enum_match_arm, reason = "a new variant must get an arm")]
 fn reduce_scatter(
     communicator: &mut Communicator,
     dtype: Dtype,
@@ -136,6 +137,7 @@ fn reduce_scatter(
         Dtype::BF16 => reduce_scatter_of::<bf16>(communicator, input, output, op),
         Dtype::F32 => reduce_scatter_of::<f32>(communicator, input, output, op),
         Dtype::F64 => reduce_scatter_of::<f64>(communicator, input, output, op),
+        _ => unreachable!("invariant: every element type has an arm"),
     }
 }
 

@@ -136,7 +136,7 @@ fn rank(args: &CalibrateArgs, environment: &Environment) -> Result<()> {
             (world, vec![Contest::on_devices(one_host)], times)
         }
         None => {
-            let mut world = Setup { tables: Some(Shelf::OFF), ..Setup::default() }.init()?;
+            let mut world = Setup::new().tables(Shelf::OFF).init()?;
             let contests = contests(world.communicator());
             let times = measure::all(world.communicator(), &contests, &sizes, effort)?;
             (world, contests, times)

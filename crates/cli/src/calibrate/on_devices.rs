@@ -53,7 +53,7 @@ fn begin(way: DeviceWay) -> Result<World> {
         DeviceWay::Nccl => DevicePlaneChoice::Nccl,
     };
     let config = Config { plane, ..Config::from_env()? };
-    Ok(Setup { tables: Some(Shelf::OFF), config: Some(config), ..Setup::default() }.init()?)
+    Ok(Setup::new().tables(Shelf::OFF).config(config).init()?)
 }
 
 /// The median time of an allreduce of this size, over iterations for about so many seconds.

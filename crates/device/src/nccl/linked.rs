@@ -221,14 +221,14 @@ fn numbers(reduction: Reduction) -> (c_int, c_int) {
         Dtype::F32 => 7,
         Dtype::F64 => 8,
         Dtype::BF16 => 9,
-        Dtype::I16 | Dtype::U16 => unreachable!("a reduction has a type of NCCL's"),
+        _ => unreachable!("a reduction has a type of NCCL's"),
     };
     let op = match reduction.op {
         ReduceOp::Sum => 0,
         ReduceOp::Product => 1,
         ReduceOp::Max => 2,
         ReduceOp::Min => 3,
-        ReduceOp::Average | ReduceOp::Adasum => unreachable!("a reduction has an operation of NCCL's"),
+        _ => unreachable!("a reduction has an operation of NCCL's"),
     };
     (dtype, op)
 }

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use farandole_plan::algorithm::{Algorithm, Tuning};
 use farandole_plan::plane::{Movement, Plane, Site};
-use farandole_plan::{Dtype, Exit, GroupId, Rank, RankDeparture, Schedule, Topology};
+use farandole_plan::{Dtype, ErrorClass, Exit, GroupId, Rank, RankDeparture, Schedule, Topology};
 use farandole_trace::Recorder;
 use farandole_transport::shm::ForkGuard;
 use farandole_transport::{AwakeClock, Countdown, Mesh, Progress, Waiter};
@@ -137,7 +137,7 @@ impl Communicator {
         let backoff = Backoff::of_calls(mesh.topology().local_size(mesh.me()), mesh.size());
         let chooser = Chooser::new(&mesh, &settings, None);
         let goodbyes = vec![None; mesh.size()];
-        let fork = ForkGuard::new().map_err(|error| failed(None, None, &error.to_string()))?;
+        let fork = ForkGuard::new().map_err(|error| failed(None, ErrorClass::Other, &error.to_string()))?;
         let abort = AbortHandle::new(waiter.bell());
         Ok(Communicator {
             mesh,
@@ -165,7 +165,7 @@ impl Communicator {
 
     /// Joins this rank to all others of a world, with connections of its own.
     pub fn join(connector: &mut dyn Connector, settings: DirectSettings, at_most: Duration) -> Result<Communicator> {
-        let fail = |error: farandole_transport::Error| failed(error.peer(), None, &error.to_string());
+        let fail = |error: farandole_transport::Error| failed(error.peer(), error.class(), &error.to_string());
         let waiter = Waiter::new().map_err(fail)?;
         let world: Vec<Rank> = (0..connector.hosts().len()).map(Rank::from).collect();
         let mesh = connector.mesh(DIRECT_GROUP, &world, &waiter, at_most).map_err(fail)?;
@@ -233,8 +233,8 @@ impl Communicator {
         if !self.fork.is_owner() {
             return Err(Error::Forked);
         }
-        if let Some(AbortCause { peer, cause, .. }) = self.abort.aborted().cloned() {
-            return Err(self.end(peer, None, cause));
+        if let Some(AbortCause { peer, class, cause, .. }) = self.abort.aborted().cloned() {
+            return Err(self.end(peer, class, None, cause));
         }
         self.operation += 1;
         Ok(self.operation)
@@ -388,7 +388,8 @@ impl Communicator {
                 goodbye.as_ref().filter(|left| left.last_operation < self.operation)
             {
                 let cause = departure.missed_by(me, self.record.progress());
-                return Err(Cause::PeerAborted { peer: peer.rank, blamed: Some(departure.rank), cause });
+                let (peer, blamed, class) = (peer.rank, Some(departure.rank), ErrorClass::RankLost);
+                return Err(Cause::PeerAborted { peer, blamed, class, cause });
             }
         }
         Ok(())
@@ -419,7 +420,7 @@ impl Communicator {
             Cause::PeerAborted { peer, blamed, .. } => blamed.or(Some(*peer)),
             other => other.peer(),
         };
-        self.end(rank, began, what)
+        self.end(rank, error.class(), began, what)
     }
 
     /// A peer that leaves in order says so on its control line and then closes its links, whose end may be seen first.
@@ -441,20 +442,20 @@ impl Communicator {
 
     /// The abort handle has rung while an operation is under way.
     fn fail_aborted(&mut self, descriptor: Descriptor, began: Option<Instant>, abort: AbortCause) -> Error {
-        let AbortCause { peer, cause, is_complete } = abort;
+        let AbortCause { peer, class, cause, is_complete } = abort;
         let what = match is_complete {
             true => cause,
             false => format!("{cause}, in {} on rank {}", Descriptor::describe(descriptor.word()), self.mesh.me()),
         };
-        self.end(peer, began, what)
+        self.end(peer, class, began, what)
     }
 
     /// Remembers a failure and tells the peers.
-    fn end(&mut self, rank: Option<Rank>, began: Option<Instant>, what: String) -> Error {
+    fn end(&mut self, rank: Option<Rank>, class: ErrorClass, began: Option<Instant>, what: String) -> Error {
         let elapsed = began.map(|began| began.elapsed());
-        self.mesh.abort(rank, &what);
+        self.mesh.abort(rank, class, &what);
         self.record.group_error(&what);
-        let failure = Arc::new(Failure { what, rank, tensor: None, elapsed });
+        let failure = Arc::new(Failure { what, class, rank, tensor: None, elapsed });
         self.failure = Some(Arc::clone(&failure));
         Error::Failed(failure)
     }
@@ -468,7 +469,7 @@ impl Drop for Communicator {
             return;
         }
         if let Some(abort) = self.abort.aborted() {
-            return self.mesh.abort(abort.peer, &abort.cause);
+            return self.mesh.abort(abort.peer, abort.class, &abort.cause);
         }
         let departure =
             RankDeparture { rank: self.mesh.me(), exit: self.exit.clone(), progress: self.record.progress() };
@@ -487,6 +488,6 @@ enum Woken {
     Failed(farandole_transport::Error),
 }
 
-fn failed(rank: Option<Rank>, elapsed: Option<Duration>, what: &str) -> Error {
-    Error::Failed(Arc::new(Failure { what: what.to_owned(), rank, tensor: None, elapsed }))
+fn failed(rank: Option<Rank>, class: ErrorClass, what: &str) -> Error {
+    Error::Failed(Arc::new(Failure { what: what.to_owned(), class, rank, tensor: None, elapsed: None }))
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use farandole_plan::{GroupId, Rank};
+use farandole_plan::{ErrorClass, GroupId, Rank};
 use farandole_transport::{Error as TransportError, Waiter};
 
 use super::Group;
@@ -39,31 +39,31 @@ impl From<TransportError> for GroupError {
 impl Group {
     /// The first cause behind an error of this group, complete with everything a user wants to know.
     pub(crate) fn first_cause(&mut self, group_error: GroupError, waiter: &Waiter, now: Duration) -> Failure {
-        let (what, rank) = match group_error {
+        let (what, class, rank) = match group_error {
             GroupError::Transport(error) => {
                 let error = self.mesh.first_cause(error, waiter, CAUSE_PATIENCE);
                 let rank = error.peer().map(|peer| self.settings.ranks[peer.index()]);
                 // Whoever tells of a failure is to blame only if it can name nobody else.
-                if let TransportError::PeerAborted { blamed, cause, .. } = error {
-                    return self.failure(cause, blamed.or(rank), now);
+                if let TransportError::PeerAborted { blamed, class, cause, .. } = error {
+                    return self.failure(cause, class, blamed.or(rank), now);
                 }
-                (in_words(&error, rank, &self.settings.hosts), rank)
+                (in_words(&error, rank, &self.settings.hosts), error.class(), rank)
             }
-            GroupError::Stalled(text) => return self.failure(text, None, now),
-            GroupError::Aborted(AbortCause { peer, cause, is_complete: true }) => {
-                return self.failure(cause, peer, now);
+            GroupError::Stalled(text) => return self.failure(text, ErrorClass::Stall, None, now),
+            GroupError::Aborted(AbortCause { peer, class, cause, is_complete: true }) => {
+                return self.failure(cause, class, peer, now);
             }
-            GroupError::Aborted(AbortCause { peer, cause, .. }) => (cause, peer),
-            GroupError::Panicked(text) => (text, Some(self.settings.ranks[self.here.me.index()])),
+            GroupError::Aborted(AbortCause { peer, class, cause, .. }) => (cause, class, peer),
+            GroupError::Panicked(text) => (text, ErrorClass::Other, Some(self.settings.ranks[self.here.me.index()])),
         };
         let under_way = self.under_way(now);
-        self.failure(format!("{what}{under_way}"), rank, now)
+        self.failure(format!("{what}{under_way}"), class, rank, now)
     }
 
-    fn failure(&self, what: String, rank: Option<Rank>, now: Duration) -> Failure {
+    fn failure(&self, what: String, class: ErrorClass, rank: Option<Rank>, now: Duration) -> Failure {
         let active = self.active.as_ref();
         let tensor = active.map(|active| Arc::clone(&active.bucket.plan.parts[0].item.name));
-        Failure { what, rank, tensor, elapsed: active.map(|active| now.saturating_sub(active.began)) }
+        Failure { what, class, rank, tensor, elapsed: active.map(|active| now.saturating_sub(active.began)) }
     }
 
     fn under_way(&self, now: Duration) -> String {

@@ -264,7 +264,7 @@ impl Group {
         let active = self.active.take();
         turn.tensor_table.end(self.id(), error);
         let blamed = if let Error::Failed(failure) = error { failure.rank } else { None };
-        self.mesh.abort(blamed, &error.to_string());
+        self.mesh.abort(blamed, error.class(), &error.to_string());
         self.unflushed = true;
         // The others are told before this rank waits for its device.
         self.linger();

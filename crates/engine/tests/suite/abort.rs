@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::harness::{Transport, ranks, result, sum};
 use farandole_engine::connector::{Connector, Medium, ThreadWorld};
 use farandole_engine::{Communicator, DirectSettings, Engine, Error, Failure};
-use farandole_plan::{GroupId, Rank, ReduceOp};
+use farandole_plan::{ErrorClass, GroupId, Rank, ReduceOp};
 use farandole_testing::{NEVER, Sleeper, lapse, wait_until};
 use farandole_trace::Event;
 use farandole_transport::memory::MemoryOptions;
@@ -32,6 +32,7 @@ fn failure(error: &Error) -> &Failure {
 fn check(error: &Error) {
     let failure = failure(error);
     assert!(failure.what.contains(CAUSE), "{failure}");
+    assert_eq!(failure.class, ErrorClass::RankLost, "{failure}");
 }
 
 /// Whom an abort hits.
@@ -52,7 +53,7 @@ fn ring(caller: Caller, abort: farandole_engine::AbortHandle) -> thread::JoinHan
         if matches!(caller, Caller::Asleep) {
             this.wait_until_asleep();
         }
-        abort.abort(Some(Rank(2)), CAUSE.to_owned());
+        abort.abort(Some(Rank(2)), ErrorClass::RankLost, CAUSE.to_owned());
     })
 }
 
@@ -128,7 +129,7 @@ fn an_abort_between_two_direct_calls_ends_the_second_and_one_before_the_end_is_p
     for medium in media() {
         direct(medium, |communicator| {
             if communicator.rank() == Rank(0) {
-                communicator.abort_handle().abort(Some(Rank(2)), CAUSE.to_owned());
+                communicator.abort_handle().abort(Some(Rank(2)), ErrorClass::RankLost, CAUSE.to_owned());
                 // Makes no further call: its peer learns of it when it leaves.
                 return;
             }
@@ -136,7 +137,7 @@ fn an_abort_between_two_direct_calls_ends_the_second_and_one_before_the_end_is_p
             check(&error);
         });
         direct(medium, |communicator| {
-            communicator.abort_handle().abort(Some(Rank(2)), CAUSE.to_owned());
+            communicator.abort_handle().abort(Some(Rank(2)), ErrorClass::RankLost, CAUSE.to_owned());
             check(&communicator.barrier().unwrap_err());
             check(&communicator.allreduce(&mut [1f32], ReduceOp::Sum).unwrap_err());
         });
@@ -194,7 +195,7 @@ fn an_idle_engine_hears_the_abort_and_tells_the_others() {
         named(transport, move |engine| {
             // Rank 1 has no abort handle of its own.
             if engine.rank() == Rank(0) {
-                engine.abort_handle().abort(Some(Rank(2)), CAUSE.to_owned());
+                engine.abort_handle().abort(Some(Rank(2)), ErrorClass::RankLost, CAUSE.to_owned());
             }
             let told = format!("{transport:?}: rank {} to hear of it", engine.rank());
             wait_until(told, PATIENCE, || engine.failure().is_some());
@@ -227,7 +228,7 @@ fn a_bucket_that_runs_ends_with_the_cause() {
             wait_until("the bucket to run here", PATIENCE, runs);
             runs_everywhere.wait();
             if rank != Rank(2) {
-                abort.abort(Some(Rank(2)), CAUSE.to_owned());
+                abort.abort(Some(Rank(2)), ErrorClass::RankLost, CAUSE.to_owned());
             }
         });
         let error = engine.run(sum("gradient", vec![1f32; 100_000])).unwrap_err();
@@ -253,7 +254,7 @@ fn the_abort_is_the_first_cause_if_the_connection_ends_right_after_it() {
             let dying = meetings.pop().unwrap();
             let death = thread::spawn(move || die(dying, GroupId::WORLD));
             harness::run(meetings, harness::config(), move |engine| {
-                engine.abort_handle().abort(Some(Rank(2)), CAUSE.to_owned());
+                engine.abort_handle().abort(Some(Rank(2)), ErrorClass::RankLost, CAUSE.to_owned());
                 let error = engine.run(sum("gradient", vec![1f32; 1000])).unwrap_err();
                 // Whoever was quicker than both aborts has the end of the connection for a cause, and keeps it.
                 assert!(failure(&error).what.contains(CAUSE) || failure(&error).what.contains("rank 2"), "{error}");
@@ -276,7 +277,7 @@ fn an_abort_that_has_come_goes_before_a_connection_that_has_ended() {
                 Communicator::join(&mut thread_world.enter(Rank(0)), settings, Duration::from_secs(10)).unwrap();
             death.join().unwrap();
             let abort = communicator.abort_handle();
-            abort.abort(Some(Rank(1)), CAUSE.to_owned());
+            abort.abort(Some(Rank(1)), ErrorClass::RankLost, CAUSE.to_owned());
             let error = communicator.allreduce(&mut [1f32], ReduceOp::Sum).unwrap_err();
             check(&error);
             assert_eq!(failure(&error).rank, Some(Rank(1)));
@@ -291,7 +292,7 @@ fn an_earlier_cause_stays_when_an_abort_comes_after_it() {
         ranks(3, transport, move |engine| {
             if engine.rank() == Rank(2) {
                 let abort = engine.abort_handle();
-                abort.abort(Some(Rank(2)), "this rank gives up".to_owned());
+                abort.abort(Some(Rank(2)), ErrorClass::RankLost, "this rank gives up".to_owned());
                 died.wait();
                 return;
             }
@@ -300,7 +301,7 @@ fn an_earlier_cause_stays_when_an_abort_comes_after_it() {
                 died.wait();
             }
             assert!(failure(&first).what.contains("this rank gives up"), "{first}");
-            engine.abort_handle().abort(Some(Rank(1)), "a later cause".to_owned());
+            engine.abort_handle().abort(Some(Rank(1)), ErrorClass::RankLost, "a later cause".to_owned());
             let later = engine.run(sum("later", vec![1f32])).unwrap_err();
             assert_eq!(failure(&later), failure(&first));
             lapse("the later cause, which might take its place", Duration::from_millis(5));
@@ -323,11 +324,11 @@ fn groups_end_with_the_world_and_an_abort_that_outlives_its_engine_does_nothing(
             } else {
                 assert_eq!(result::<i32>(&engine, sum("t", vec![1i32]).in_group(group)), [2]);
                 both_have_their_result.wait();
-                abort.abort(Some(Rank(2)), CAUSE.to_owned());
+                abort.abort(Some(Rank(2)), ErrorClass::RankLost, CAUSE.to_owned());
                 check(&engine.run(sum("t", vec![1i32]).in_group(group)).unwrap_err());
             }
             drop(engine);
-            abort.abort(None, "too late".to_owned());
+            abort.abort(None, ErrorClass::Other, "too late".to_owned());
         });
     }
 }
@@ -340,7 +341,7 @@ fn errors_call_hosts_by_the_names_that_users_know() {
         let hosts = ["vm/boot-0/net:[4026531833]", other];
         let meetings = harness::by_contacts(2, |rank| hosts[rank].to_owned());
         let said = harness::run(meetings, harness::config(), |engine| {
-            engine.abort_handle().abort(None, CAUSE.to_owned());
+            engine.abort_handle().abort(None, ErrorClass::Other, CAUSE.to_owned());
             failure(&engine.run(sum("struck", vec![1f32; 8])).unwrap_err()).what.clone()
         });
         for says in said {

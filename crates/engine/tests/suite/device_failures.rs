@@ -8,7 +8,7 @@ use std::time::Duration;
 use farandole_device::pretend::{DeviceFaults, Pretend};
 use farandole_engine::connector::Connector;
 use farandole_engine::{Engine, Outcome};
-use farandole_plan::{GroupId, Rank};
+use farandole_plan::{ErrorClass, GroupId, Rank};
 use farandole_transport::link::{Control, Progress};
 use farandole_transport::{Mesh, Peer, Result, Waiter};
 
@@ -34,8 +34,8 @@ impl Control for Heard {
     fn send(&mut self, message: &[u8]) -> Result<()> {
         self.inner.send(message)
     }
-    fn send_abort(&mut self, blamed: Option<Rank>, cause: &str) -> Result<()> {
-        self.inner.send_abort(blamed, cause)
+    fn send_abort(&mut self, blamed: Option<Rank>, class: ErrorClass, cause: &str) -> Result<()> {
+        self.inner.send_abort(blamed, class, cause)
     }
     fn flush(&mut self) -> Result<Progress> {
         self.inner.flush()
@@ -140,7 +140,7 @@ fn a_late_peer_does_not_store_to_memory_of_a_program_that_has_its_error() {
 }
 
 fn lose_rank_2(engine: &Engine) {
-    engine.abort_handle().abort(Some(Rank(2)), "rank 2 was killed".to_owned());
+    engine.abort_handle().abort(Some(Rank(2)), ErrorClass::RankLost, "rank 2 was killed".to_owned());
 }
 
 fn polls(hearing: &Hearing) -> usize {

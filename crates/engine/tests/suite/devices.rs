@@ -9,7 +9,7 @@ use std::time::Duration;
 use farandole_device::Error as DeviceError;
 use farandole_device::pretend::{Call as DeviceCall, DeviceFaults, Pretend};
 use farandole_engine::{Config, Engine, Error, Outcome, Submission, wait_all};
-use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
+use farandole_plan::{Collective, Dtype, ErrorClass, GroupId, Rank, ReduceOp};
 use farandole_tensor::{OwnedBytes, Region};
 use farandole_testing::{Deadline, wait_until};
 
@@ -255,7 +255,7 @@ fn devices_that_wait_for_a_lost_rank_are_let_go() {
         let outcome = engine.run(tensor).unwrap();
         let after = outcome.after.clone().expect("it is queued, not done");
         // Both are told, as by the launcher.
-        engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+        engine.abort_handle().abort(Some(Rank(1)), ErrorClass::RankLost, "rank 1 was killed".to_owned());
         if engine.rank() == Rank(1) {
             wait_until("the other device to be let go", PATIENCE, || is_let_go.load(Ordering::Acquire));
             never.set(0, 1);
@@ -418,7 +418,7 @@ fn a_rank_that_leaves_while_others_wait_for_its_device_is_named() {
         let config = Config { deadline: Duration::from_secs(5), ..config() };
         let errors = ranks_with(size, transport, config, |engine| {
             if engine.rank() == Rank(1) {
-                engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+                engine.abort_handle().abort(Some(Rank(1)), ErrorClass::RankLost, "rank 1 was killed".to_owned());
             }
             match engine.run(moved(&engine, sum("gradient", vec![1f32; 1000]))) {
                 Err(error @ Error::Failed(_)) => error.to_string(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::harness::{Transport, config, ranks, ranks_with, reduce, request, result, sum};
 use farandole_engine::{Config, Error, Submission, wait_all};
 use farandole_plan::request::Batch;
-use farandole_plan::{Collective, Dtype, Exit, GroupId, Rank, ReduceOp};
+use farandole_plan::{Collective, Dtype, ErrorClass, Exit, GroupId, Rank, ReduceOp};
 use farandole_tensor::Region;
 
 #[test]
@@ -161,6 +161,7 @@ fn a_stall_is_reported_once_and_ends_the_job_if_asked_to() {
     });
     for error in errors {
         assert!(matches!(error, Error::Failed(_)), "{error}");
+        assert_eq!(error.class(), ErrorClass::Stall, "{error}");
         assert!(error.to_string().contains('t') && error.to_string().contains('2'), "{error}");
     }
 }
@@ -189,7 +190,7 @@ fn the_memory_of_a_request_that_fails_comes_back() {
             let pending = engine.submit(sum(&format!("only here {me}"), vec![me; 10])).unwrap();
             // Both have submitted before either ends the job.
             submitted.wait();
-            engine.abort_handle().abort(None, "the test ends the job".to_owned());
+            engine.abort_handle().abort(None, ErrorClass::Other, "the test ends the job".to_owned());
             let returned = pending.wait_returning().unwrap_err();
             assert!(matches!(returned.error, Error::Failed(_)), "{}", returned.error);
             assert_eq!(returned.input.unwrap().into_vec::<f32>().unwrap(), [me; 10]);

@@ -9,7 +9,7 @@ use farandole_device::Error as DeviceError;
 use farandole_device::pretend::{Call as Fault, DeviceFaults, NcclEnds, PretendNccl};
 use farandole_engine::config::DevicePlaneChoice;
 use farandole_engine::{Config, Engine, Error, Hooks, Outcome, Submission, wait_all};
-use farandole_plan::{Collective, Dtype, GroupId, Rank, ReduceOp};
+use farandole_plan::{Collective, Dtype, ErrorClass, GroupId, Rank, ReduceOp};
 use farandole_testing::{NEVER, lapse, wait_until};
 
 use crate::devices::{calls, check_all, leave_together, there_or_failed};
@@ -155,7 +155,7 @@ mod timings {
             if engine.rank() == Rank(1) {
                 lapse("the stream, which must stand still", Duration::from_millis(50));
                 assert!(!after.has_happened().unwrap());
-                engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+                engine.abort_handle().abort(Some(Rank(1)), ErrorClass::RankLost, "rank 1 was killed".to_owned());
             }
             let began = Instant::now();
             wait_until("the stream to be let go", PATIENCE, || after.has_happened().unwrap());
@@ -199,7 +199,7 @@ fn what_nccl_notices_of_a_queued_bucket_ends_the_group() {
             if is_killed && engine.rank() == Rank(1) {
                 // NCCL has noticed by then, and nobody was told yet.
                 lapse("rank 1, whose end NCCL notices first", Duration::from_millis(100));
-                engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+                engine.abort_handle().abort(Some(Rank(1)), ErrorClass::RankLost, "rank 1 was killed".to_owned());
             }
             wait_until("the engine to notice", PATIENCE, || engine.failure().is_some());
             drop(when_there(outcome));
@@ -389,7 +389,7 @@ fn a_rank_that_dies_in_the_middle_is_named_without_a_deadline() {
             let ticket = engine.submit(moved(&engine, sum("gradient", vec![1f32; 100_000]))).unwrap();
             if engine.rank() == Rank(1) {
                 lapse("rank 1, which hangs in its device", Duration::from_millis(200));
-                engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+                engine.abort_handle().abort(Some(Rank(1)), ErrorClass::RankLost, "rank 1 was killed".to_owned());
             }
             match ticket.wait() {
                 Err(error @ Error::Failed(_)) => error.to_string(),
@@ -411,7 +411,7 @@ fn a_rank_that_dies_between_collectives_leaves_nothing_to_wait_for() {
         engine.run(moved(&engine, sum("first", vec![1f32; 1000]))).unwrap();
         engine.run(sum("both are here", vec![1f32])).unwrap();
         if engine.rank() == Rank(1) {
-            engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+            engine.abort_handle().abort(Some(Rank(1)), ErrorClass::RankLost, "rank 1 was killed".to_owned());
         }
         let error = engine.run(moved(&engine, sum("gradient", vec![1f32; 1000]))).unwrap_err().to_string();
         assert!(error.contains("rank 1 was killed"), "{error}");
@@ -431,7 +431,7 @@ fn what_nccl_notices_first_is_named_by_the_engine() {
         if engine.rank() == Rank(1) {
             // NCCL has noticed by then, and nobody was told yet.
             lapse("rank 1, whose end NCCL notices first", Duration::from_millis(100));
-            engine.abort_handle().abort(Some(Rank(1)), "rank 1 was killed".to_owned());
+            engine.abort_handle().abort(Some(Rank(1)), ErrorClass::RankLost, "rank 1 was killed".to_owned());
         }
         ticket.wait().unwrap_err().to_string()
     });

@@ -9,7 +9,7 @@ use std::time::Duration;
 use farandole_engine::connector::Medium;
 use farandole_engine::plane::{GroupSeat, Offer, Plane, PlaneGroup, PlaneRun};
 use farandole_engine::{Config, Error, Hooks};
-use farandole_plan::{Dtype, Rank, ReduceOp};
+use farandole_plan::{Dtype, ErrorClass, Rank, ReduceOp};
 use farandole_tensor::Fold;
 use farandole_transport::{Progress, Result};
 
@@ -153,7 +153,7 @@ fn a_plane_that_is_stuck_can_be_aborted() {
             let ticket = engine.submit(sum("gradient", vec![1f32; 100])).unwrap();
             if engine.rank() == Rank(0) {
                 farandole_testing::lapse("the plane, which is stuck", Duration::from_millis(50));
-                engine.abort_handle().abort(Some(Rank(1)), "rank 1 was stopped".to_owned());
+                engine.abort_handle().abort(Some(Rank(1)), ErrorClass::RankLost, "rank 1 was stopped".to_owned());
             }
             ticket.wait().map(drop).unwrap_err().to_string()
         },

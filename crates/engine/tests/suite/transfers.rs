@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::harness::{Transport, ranks, result, sum};
 use farandole_engine::{Engine, Error, Ticket};
 use farandole_plan::p2p::{BUFFERED_BYTES, EAGER_BYTES, PIECE_BYTES};
-use farandole_plan::{GroupId, Rank};
+use farandole_plan::{ErrorClass, GroupId, Rank};
 use farandole_tensor::Region;
 
 const WORLD: GroupId = GroupId::WORLD;
@@ -165,7 +165,7 @@ fn what_is_under_way_ends_with_the_first_cause() {
                 }
             } else {
                 rank_0_waits.wait();
-                engine.abort_handle().abort(Some(Rank(1)), "aborted for the test".to_owned());
+                engine.abort_handle().abort(Some(Rank(1)), ErrorClass::RankLost, "aborted for the test".to_owned());
                 let error = recv_or_refused(&engine);
                 assert!(error.contains("for the test"), "{transport:?}: {error}");
             }

@@ -95,7 +95,7 @@ impl<S: ElasticState> Builder<S> {
                 })
             };
             let thread = std::thread::Builder::new().name("init".into()).spawn_scoped(scope, init);
-            let init = thread.map_err(|error| Error::Rendezvous(format!("no thread can be started: {error}")))?;
+            let init = thread.map_err(|error| farandole_cluster::Error::local("starting a thread", error))?;
             if let Ok((sources, go)) = told.recv() {
                 streams.follower = Follower::follow(&sources, replay, state);
                 drop(go);

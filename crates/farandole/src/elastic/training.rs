@@ -264,10 +264,10 @@ impl<S: ElasticState> Training<S> {
                 return Ok(StepOutcome::Received);
             }
             if self.on_loss == LossPolicy::Drop {
-                self.world().step_lost(StepFate::Dropped);
+                self.world().mark_step_lost(StepFate::Dropped);
                 return Ok(StepOutcome::Dropped);
             }
-            self.world().step_lost(StepFate::Repeated);
+            self.world().mark_step_lost(StepFate::Repeated);
         };
         self.standing.steps += 1;
         self.pass_over();
@@ -277,7 +277,7 @@ impl<S: ElasticState> Training<S> {
         apply(&mut self.state, made);
         self.serve_followers(is_told);
         if std::mem::take(&mut self.is_fresh) {
-            self.world().recovery(RecoveryStage::Stepped);
+            self.world().mark_recovery(RecoveryStage::Stepped);
         }
         self.look_around()?;
         Ok(StepOutcome::Made)
@@ -413,7 +413,7 @@ impl<S: ElasticState> Training<S> {
             }
             self.next_generation()?;
         }
-        self.world().recovery(RecoveryStage::Synchronised);
+        self.world().mark_recovery(RecoveryStage::Synchronised);
         self.note_training();
         self.is_fresh = true;
         Ok(())

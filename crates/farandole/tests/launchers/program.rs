@@ -218,7 +218,7 @@ fn without(absent: usize) {
     let rank = world.rank();
     world.shutdown();
     if rank != absent {
-        let again = Setup { patience: Duration::from_secs(1), ..Setup::default() };
+        let again = Setup::new().patience(Duration::from_secs(1));
         println!("rank {rank} was told: {}", again.init().expect_err("one rank does not come again"));
     }
 }

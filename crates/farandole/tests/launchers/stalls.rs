@@ -25,7 +25,7 @@ fn listening(mut heard: impl FnMut(&StallNotice) + Send + 'static) -> World {
         heard(notice);
     });
     let on_stall: OnStall = Arc::new(move |notice| heard.lock().expect("nothing panics here")(notice));
-    let setup = Setup { on_stall: Some(on_stall), ..Setup::default() };
+    let setup = Setup::new().on_stall(on_stall);
     setup.init().unwrap_or_else(|error| panic!("{error}"))
 }
 

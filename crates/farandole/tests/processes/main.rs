@@ -264,7 +264,7 @@ fn work(world: &mut World) {
 fn reduce_on_a_plane() {
     let files = Arc::new(FilePlane::new(exchange()));
     let planes: Vec<Arc<dyn Plane>> = vec![Arc::clone(&files) as Arc<dyn Plane>];
-    let world = Setup { planes, ..Setup::default() }.init().expect("ranks find each other");
+    let world = Setup::new().planes(planes).init().expect("ranks find each other");
     let expected = (1..=world.size()).sum::<usize>() as f32;
     let mut reduced = 0;
     for round in 0..5 {

@@ -79,7 +79,7 @@ fn ranks_in_pid_namespaces_of_their_own_do_not_map_device_memory_unasked_and_one
 
 /// The program of a rank: host memory, directly and by name, then device memory.
 pub(crate) fn reduce_everywhere() {
-    let mut world = Setup { devices: Some(Arc::new(stand_in::open)), ..Setup::default() }.init().expect("ranks meet");
+    let mut world = Setup::new().devices(Arc::new(stand_in::open)).init().expect("ranks meet");
     for elems in [1, 1000, 300_000] {
         reduce_on_host(&mut world, elems);
     }

@@ -37,7 +37,7 @@ pub(crate) fn play() {
     // Rank r sends r + 1 copies of its number to each rank after it, and nothing to the others.
     let send: Vec<usize> = (0..size).map(|to| if to > rank { rank + 1 } else { 0 }).collect();
     let sent = vec![rank as f64; send.iter().sum()];
-    let (received, from) = world.alltoall_counted(&sent, &send).expect("exchange");
+    let (received, from) = world.alltoallv(&sent, &send).expect("exchange");
     assert_eq!(from, (0..size).map(|from| if from < rank { from + 1 } else { 0 }).collect::<Vec<_>>());
     assert_eq!(received, (0..rank).flat_map(|from| vec![from as f64; from + 1]).collect::<Vec<_>>());
     let even = world.alltoall(&(0..size as u16).collect::<Vec<_>>()).expect("exchange");
@@ -52,7 +52,7 @@ pub(crate) fn play() {
 
     let gathered = world.named("gathered").allgather(own).expect("submit");
     let reduced = world.named("scaled").scaled(2.0, 0.5).allreduce(vec![1.0f32; 3], ReduceOp::Sum).expect("submit");
-    let exchanged = world.named("exchanged").alltoall_counted(sent, &send).expect("submit");
+    let exchanged = world.named("exchanged").alltoallv(sent, &send).expect("submit");
     let root = world.named("root").broadcast(vec![rank as u8], size - 1).expect("submit");
     let scattered =
         world.named("scattered").rows_of(2).reduce_scatter(vec![1i32; 2 * size], ReduceOp::Sum).expect("submit");
@@ -76,7 +76,7 @@ pub(crate) fn play() {
 }
 
 pub(crate) fn play_sets() {
-    let setup = Setup { process_sets: vec![vec![0, 2]], ..Setup::default() };
+    let setup = Setup::new().process_sets(vec![vec![0, 2]]);
     let mut world = setup.init().expect("ranks find each other");
     let rank = world.rank();
     let outer = world.process_sets().remove(1);
@@ -97,7 +97,7 @@ pub(crate) fn play_sets() {
         assert_eq!(set.allgather(vec![rank as u8; rank]).expect("gather").len(), sum as usize);
         assert_eq!(set.broadcast(vec![rank as u32], 2).expect("broadcast"), [2]);
         assert_eq!(set.reduce_scatter(vec![1i32, 2], ReduceOp::Max).expect("scatter").len(), 1);
-        let (received, from) = set.alltoall_counted(vec![rank as i64; 2], &[1, 1]).expect("exchange");
+        let (received, from) = set.alltoallv(vec![rank as i64; 2], &[1, 1]).expect("exchange");
         assert_eq!((received.iter().sum::<i64>(), from), (sum as i64, vec![1, 1]));
         set.barrier().expect("everybody comes");
     }

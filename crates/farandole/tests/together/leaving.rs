@@ -38,13 +38,13 @@ pub(crate) fn play(role: &str) {
     let mut world = farandole::init().expect("ranks find each other");
     let rank = world.rank();
     for number in 0..2 {
-        world.iteration(number);
+        world.mark_iteration(number);
         reduce(&mut world, calls).expect("all ranks come");
     }
     if rank == 1 {
         return leave(world, how);
     }
-    world.iteration(2);
+    world.mark_iteration(2);
     let told = reduce(&mut world, calls).expect_err("rank 1 has left").to_string();
     let (_, expected) = LEAVES.iter().find(|(name, _)| *name == how).expect("a way to leave");
     // In direct calls the rank that notices first tells the other one, which repeats its words.

@@ -223,12 +223,14 @@ mod entry {
 }
 
 /// The entry point for a fold; `None` for Adasum.
+#[deny(clippy::wildcard_enum_match_arm, reason = "a new variant must get an arm")]
 pub(super) fn select(dtype: Dtype, op: ReduceOp, level: Level) -> Option<entry::Run> {
     if dtype == Dtype::Bool {
         return match op {
             ReduceOp::Sum | ReduceOp::Max => Some(entry::fold::<Flag, Max>(level)),
             ReduceOp::Average | ReduceOp::Min | ReduceOp::Product => Some(entry::fold::<Flag, Min>(level)),
             ReduceOp::Adasum => None,
+            _ => unreachable!("invariant: every operation has an arm"),
         };
     }
     match op {
@@ -237,9 +239,11 @@ pub(super) fn select(dtype: Dtype, op: ReduceOp, level: Level) -> Option<entry::
         ReduceOp::Min => Some(of_type::<Min>(dtype, level)),
         ReduceOp::Max => Some(of_type::<Max>(dtype, level)),
         ReduceOp::Adasum => None,
+        _ => unreachable!("invariant: every operation has an arm"),
     }
 }
 
+#[deny(clippy::wildcard_enum_match_arm, reason = "a new variant must get an arm")]
 fn of_type<O: Op>(dtype: Dtype, level: Level) -> entry::Run {
     match dtype {
         Dtype::Bool => unreachable!("bool has operations of its own"),
@@ -255,6 +259,7 @@ fn of_type<O: Op>(dtype: Dtype, level: Level) -> entry::Run {
         Dtype::BF16 => entry::fold::<bf16, O>(level),
         Dtype::F32 => entry::fold::<f32, O>(level),
         Dtype::F64 => entry::fold::<f64, O>(level),
+        _ => unreachable!("invariant: every element type has an arm"),
     }
 }
 

@@ -35,7 +35,7 @@ impl Desk {
         let (plan, at) = (self.plan(learned), learned.progress.at);
         let number = learned.progress.number(&plan);
         self.follow(world, learned)?;
-        world.iteration(number);
+        world.mark_iteration(number);
         let Desk { seat, watch, .. } = self;
         let seat = seat.as_mut().expect("invariant: a rank has a seat now");
         let batch = watch.time(Phase::InputWait, || seat.batch(at))?;

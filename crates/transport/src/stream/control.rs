@@ -4,12 +4,13 @@
 //! u32 length of the body, little-endian · u8 kind (0 message, 1 abort) · body
 //! ```
 //!
-//! An abort is the last word of a peer that gives up; its body is the cause. It is not handed on as a message: from
-//! then on [`Control::recv`] fails with it. A message that was sent before it is still delivered first.
+//! An abort is the last word of a peer that gives up; its body is `u32` the blamed rank · `u8` class · cause. It is not
+//! handed on as a message: from then on [`Control::recv`] fails with it. A message that was sent before it is still
+//! delivered first.
 
 use std::io::ErrorKind;
 
-use farandole_plan::Rank;
+use farandole_plan::{ErrorClass, Rank};
 
 use super::{Connection, closed, peer_error};
 use crate::error::{Error, Result};
@@ -52,7 +53,7 @@ pub struct StreamControl<C> {
 #[derive(Clone, Debug)]
 enum End {
     Gone(String),
-    Aborted { blamed: Option<Rank>, cause: String },
+    Aborted { blamed: Option<Rank>, class: ErrorClass, cause: String },
     Garbled(String),
 }
 
@@ -131,19 +132,22 @@ impl<C: Connection> StreamControl<C> {
         let peer = self.peer;
         self.end.clone().map(|end| match end {
             End::Gone(how) => Error::PeerGone { peer, how },
-            End::Aborted { blamed, cause } => Error::PeerAborted { peer, blamed, cause },
+            End::Aborted { blamed, class, cause } => Error::PeerAborted { peer, blamed, class, cause },
             End::Garbled(what) => Error::Garbled { peer, what },
         })
     }
 }
 
-/// What an abort says: the rank that is blamed, in four bytes, and the cause.
+/// What an abort says: the rank that is blamed, in four bytes, the class of the error, in one, and the cause.
 fn last_words(body: &[u8]) -> End {
-    let Some((blamed, cause)) = body.split_first_chunk::<4>() else {
+    let Some((&[b0, b1, b2, b3, class], cause)) = body.split_first_chunk::<5>() else {
         return End::Garbled(format!("an abort of {} bytes", body.len()));
     };
-    let blamed = Some(u32::from_le_bytes(*blamed)).filter(|&rank| rank != NOBODY).map(Rank);
-    End::Aborted { blamed, cause: String::from_utf8_lossy(cause).into_owned() }
+    let Some(class) = ErrorClass::from_byte(class) else {
+        return End::Garbled(format!("an abort of class {class}"));
+    };
+    let blamed = Some(u32::from_le_bytes([b0, b1, b2, b3])).filter(|&rank| rank != NOBODY).map(Rank);
+    End::Aborted { blamed, class, cause: String::from_utf8_lossy(cause).into_owned() }
 }
 
 impl<C: Connection> Control for StreamControl<C> {
@@ -156,12 +160,13 @@ impl<C: Connection> Control for StreamControl<C> {
         self.flush().map(|_| ())
     }
 
-    fn send_abort(&mut self, blamed: Option<Rank>, cause: &str) -> Result<()> {
+    fn send_abort(&mut self, blamed: Option<Rank>, class: ErrorClass, cause: &str) -> Result<()> {
         let mut end = cause.len().min(CAUSE_LIMIT_BYTES);
         while !cause.is_char_boundary(end) {
             end -= 1;
         }
         let mut body = blamed.map_or(NOBODY, |rank| rank.0).to_le_bytes().to_vec();
+        body.push(class.to_byte());
         body.extend_from_slice(&cause.as_bytes()[..end]);
         self.queue(KIND_ABORT, &body);
         self.flush().map(|_| ())

@@ -43,6 +43,12 @@ pub(super) enum Trouble {
     Io(io::Error),
     Garbled(String),
     Corrupt(String),
+    /// The peer takes the operation to be another one.
+    Disagree {
+        operation: u64,
+        ours: u64,
+        theirs: u64,
+    },
 }
 
 impl From<io::Error> for Trouble {
@@ -260,10 +266,8 @@ fn check(header: &Header, wanted: &Wanted) -> Result<(), Trouble> {
         return garbled(format!("operation {} while this rank is at operation {}", got.operation, want.operation));
     }
     if got.descriptor != want.descriptor {
-        return garbled(format!(
-            "the ranks disagree about operation {}: it sends {:#018x}, this rank runs {:#018x}",
-            want.operation, got.descriptor, want.descriptor
-        ));
+        let (operation, ours, theirs) = (want.operation, want.descriptor, got.descriptor);
+        return Err(Trouble::Disagree { operation, ours, theirs });
     }
     if got.message != want.message {
         return garbled(format!(

@@ -219,6 +219,9 @@ impl<C: Connection> StreamLink<C> {
             Trouble::Io(error) => peer_error(self.peer, error),
             Trouble::Garbled(what) => Error::Garbled { peer: self.peer, what },
             Trouble::Corrupt(what) => Error::Corrupt { peer: self.peer, what },
+            Trouble::Disagree { operation, ours, theirs } => {
+                Error::Disagree { peer: self.peer, operation, ours, theirs }
+            }
         }
     }
 }

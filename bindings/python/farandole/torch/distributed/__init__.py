@@ -17,9 +17,9 @@ import torch.distributed as dist
 from farandole import basics
 from farandole.torch import optimizer_steps
 from farandole.torch.distributed import process_group, rendezvous, work
-from farandole.torch.distributed.work import DistBackendError
+from farandole.torch.distributed.work import DistBackendError, DistMismatchError, DistRankLostError, DistStallError
 
-__all__ = ["NAME", "DistBackendError", "register"]
+__all__ = ["NAME", "DistBackendError", "DistMismatchError", "DistRankLostError", "DistStallError", "register"]
 
 NAME = process_group.NAME
 """What `init_process_group` calls the backend."""

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
 from farandole import _native
-from farandole.exceptions import HorovodInternalError
+from farandole.exceptions import FarandoleError
 from farandole.exports import Sum
 from farandole.torch import device_memory, lent_memory, run_ahead, staging
 from farandole.torch.distributed import monitored_barrier
@@ -586,7 +586,7 @@ class FarandoleBackend(Backend if CAN_BE_REGISTERED else _Ranks):  # type: ignor
         try:
             run_ahead.sweep()
             requests = ask()
-        except HorovodInternalError as error:
+        except FarandoleError as error:
             raise as_backend_error(error) from None
         if self._names.comes_again(name):
             self._under_name[name] = requests

@@ -49,12 +49,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Work as _TorchWork
 
 from farandole import _native
-from farandole.exceptions import HorovodInternalError
+from farandole.exceptions import FarandoleError, MismatchError, RankLostError, StallError, class_of
 from farandole.torch import staging
 from farandole.torch.device_work import DeviceWork
 
 __all__ = [
     "DistBackendError",
+    "DistMismatchError",
+    "DistRankLostError",
+    "DistStallError",
     "Finish",
     "FutureThread",
     "Work",
@@ -69,10 +72,36 @@ __all__ = [
 Finish = Callable[[Any], Sequence[torch.Tensor]]
 
 
-class DistBackendError(dist.DistBackendError, HorovodInternalError):
+class DistBackendError(dist.DistBackendError, FarandoleError):
     """An error of the engine, as callers of `torch.distributed` expect it."""
 
     __module__ = "farandole.torch.distributed"
+
+
+class DistRankLostError(DistBackendError, RankLostError):
+    """A rank died, was cut off or left while others needed it."""
+
+    __module__ = "farandole.torch.distributed"
+
+
+class DistMismatchError(DistBackendError, MismatchError):
+    """The requests of the ranks differ, or ask for something that cannot be done."""
+
+    __module__ = "farandole.torch.distributed"
+
+
+class DistStallError(DistBackendError, StallError):
+    """A wait has passed its limit, and no rank is known to be lost."""
+
+    __module__ = "farandole.torch.distributed"
+
+
+_OF_CLASS: dict[type[FarandoleError], type[DistBackendError]] = {
+    FarandoleError: DistBackendError,
+    RankLostError: DistRankLostError,
+    MismatchError: DistMismatchError,
+    StallError: DistStallError,
+}
 
 
 _locks = itertools.cycle([threading.RLock() for _ in range(64)])
@@ -163,7 +192,7 @@ class Work(_TorchWork):
             _abort(self._name, limit)
         try:
             queued.wait_on_host()
-        except HorovodInternalError as error:
+        except FarandoleError as error:
             self._error = as_backend_error(error)
 
     def is_completed(self) -> bool:
@@ -255,7 +284,7 @@ class Work(_TorchWork):
                     self._filled = torch.cuda.current_stream(requests.device).record_event()
             except KeyboardInterrupt:
                 raise
-            except HorovodInternalError as error:
+            except FarandoleError as error:
                 self._error = as_backend_error(error)
             except BaseException as error:  # noqa: BLE001 - it is raised by whoever waits
                 self._error = error
@@ -288,7 +317,7 @@ def side_stream(device: Optional[torch.device]) -> contextlib.AbstractContextMan
 
 
 def _abort(name: str, limit: timedelta) -> None:
-    _native.abort(f"{name} has exceeded its timeout of {limit.total_seconds():g} s")
+    _native.abort(f"{name} has exceeded its timeout of {limit.total_seconds():g} s", stalled=True)
 
 
 class _Watch:
@@ -430,7 +459,7 @@ def wait_at_end_of_backward(requests: staging.RequestWork, limit: timedelta) -> 
     global _last_backward
 
     def wait() -> None:
-        with contextlib.suppress(HorovodInternalError, ValueError):
+        with contextlib.suppress(FarandoleError, ValueError):
             requests.wait_for(limit.total_seconds())
 
     backward = torch._C._current_graph_task_id()
@@ -439,9 +468,9 @@ def wait_at_end_of_backward(requests: staging.RequestWork, limit: timedelta) -> 
         torch.autograd.Variable._execution_engine.queue_callback(wait)
 
 
-def as_backend_error(error: HorovodInternalError) -> DistBackendError:
+def as_backend_error(error: FarandoleError) -> DistBackendError:
     """What callers of `torch.distributed` expect in place of an error of the engine."""
-    return DistBackendError(f"Farandole: {error}")
+    return _OF_CLASS[class_of(error)](f"Farandole: {error}")
 
 
 def timeout_of(timeout: Any, default: timedelta) -> timedelta:

@@ -45,7 +45,7 @@ turns; use `hvd.elastic.run` for them.
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -65,6 +65,8 @@ from farandole.torch.elastic.sampler import ElasticBatchSampler, ElasticSampler
 from farandole.torch.elastic.streaming import Streaming, Streams
 
 __all__ = ["Step", "Training", "step"]
+
+_log = logging.getLogger(__name__)
 
 _of_thread = threading.local()
 """`training`: the one that this thread is at. Ranks compare standings of one training; a second one at the same time
@@ -500,4 +502,4 @@ def _in_groups(batches: Iterable[Any], together: Any) -> Iterator[Any]:
 
 
 def _say(text: str) -> None:
-    print(f"farandole: {text}", file=sys.stderr, flush=True)
+    _log.warning("farandole: %s", text, stacklevel=2)
