@@ -1,11 +1,11 @@
 //! Data to learn from: where samples come from, how they are changed, who gets which, and how they become batches in
 //! time.
 //!
-//! A [`DataSet`] makes samples by their number: [`generated`] ones out of a seed, images of a [`folder`], or
-//! [`records`] of shards, whose files are of a [`mod@format`] and lie in a [`storage`]. The [`Loader`] of a rank takes
-//! the rank's share of them (`shard`), has worker threads read and change them (`augment`), and hands them out as
-//! batches in order. Everything that is left to chance comes from `chance`, named by a seed, so that neither the number
-//! of ranks nor of threads changes what is learned from.
+//! A [`source`] says which samples there are: records of a [`storage`], whose files are of a [`mod@format`], or images
+//! of a folder; [`synthetic`] makes them of a seed. [`decode`] makes pixels of encoded images and [`transform`] changes
+//! them. A [`sampler`] says which rank takes which sample when, and a [`loader`] makes batches ahead of time, in order.
+//! Everything random comes from [`chance`], named by a seed, so that neither the number of ranks nor of threads changes
+//! what is learned from.
 //!
 //! [`sample`] has the vocabulary; [`limit`] says how much memory decoding one item may take.
 //!
@@ -14,32 +14,28 @@
 
 #![forbid(unsafe_code)]
 
-pub mod augment;
 pub mod chance;
 pub mod convert;
 mod crew;
+pub mod decode;
 pub mod feed;
-pub mod folder;
 pub mod format;
-pub mod generated;
-mod geometry;
-pub mod image;
 pub mod limit;
 pub mod loader;
-pub mod records;
-mod resample;
 pub mod sample;
-pub mod shard;
+pub mod sampler;
+pub mod source;
+pub mod synthetic;
 mod took;
 pub mod transform;
 
-pub use augment::Augment;
 /// Where bytes lie: a crate of its own.
 pub use farandole_storage as storage;
 pub use feed::{Feed, FeedBatch, FeedConfig, FeedEpoch};
 pub use loader::{Epoch, Loader, LoaderConfig, LoaderError};
-pub use shard::SampleOrder;
+pub use sampler::SampleOrder;
 pub use took::Took;
+pub use transform::Augment;
 
 use crate::sample::{ImageShape, Sample, Split, Task};
 

@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use farandole_data::convert::{Conversion, ImageChange, TargetFormat, convert};
+use farandole_data::decode;
 use farandole_data::feed::{Content, Feed, FeedConfig, Images, Mixing, Pixels};
 use farandole_data::format::npy;
-use farandole_data::image;
-use farandole_data::records::{self, IndexPlace, Records, RecordsConfig};
 use farandole_data::sample::{Label, Labels};
+use farandole_data::source::{self, IndexPlace, Records, RecordsConfig};
 use farandole_data::storage::{self, StorageOptions};
 use farandole_data::transform::{Element, Layout, Step};
 use farandole_testing::Folder;
@@ -96,7 +96,7 @@ fn write_arrays(records: &dyn Records, folder: &Path) {
     for index in 0..records.len() {
         let mut encoded = Vec::new();
         let Label::Class(class) = records.read(index, &mut encoded).unwrap() else { panic!("images have a class") };
-        let image = image::decode(&encoded, 3).unwrap();
+        let image = decode::decode(&encoded, 3).unwrap();
         shape = [records.len(), image.height, image.width, 3].map(|side| side as u64);
         pixels.extend(image.bytes);
         labels.extend(i64::from(class).to_le_bytes());
@@ -132,7 +132,7 @@ fn write_all(folder: &Path, shards: usize) {
 fn open(url: &str, options: &StorageOptions) -> Arc<dyn Records> {
     let (storage, path) = storage::open(url, options).unwrap();
     let config = RecordsConfig { index: IndexPlace::Nowhere, ..RecordsConfig::default() };
-    records::open(storage, &path, &config).unwrap()
+    source::open(storage, &path, &config).unwrap()
 }
 
 /// The batches of all ranks of an epoch, side by side, from a step on.

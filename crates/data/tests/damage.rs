@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 use farandole_data::SampleOrder;
 use farandole_data::convert::{Conversion, ImageChange, TargetFormat, convert};
 use farandole_data::feed::{Broken, Content, Feed, FeedConfig, Pixels};
-use farandole_data::records::{self, Records, RecordsConfig};
+use farandole_data::source::{self, Records, RecordsConfig};
 use farandole_data::storage::LocalFiles;
 use farandole_data::transform::{Element, Layout, Step};
 use farandole_testing::Folder;
@@ -58,7 +58,7 @@ fn place(to: TargetFormat) -> (Folder, PathBuf) {
 fn open(path: &Path) -> Arc<dyn Records> {
     let (folder, name) =
         if path.is_dir() { (path, "") } else { (path.parent().unwrap(), path.file_name().unwrap().to_str().unwrap()) };
-    records::open(Arc::new(LocalFiles::new(folder)), name, &RecordsConfig::default()).unwrap()
+    source::open(Arc::new(LocalFiles::new(folder)), name, &RecordsConfig::default()).unwrap()
 }
 
 fn feed(records: &Arc<dyn Records>, broken: Broken) -> Feed {
@@ -126,7 +126,7 @@ fn a_shard_that_is_cut_after_it_was_opened_is_named_with_the_place() {
         assert_eq!((replaced, feed.times().replaced), (3, 3));
         // Whoever opens it anew is told at once.
         let storage = Arc::new(LocalFiles::new(shard.parent().unwrap()));
-        let error = records::open(storage, shard.file_name().unwrap().to_str().unwrap(), &RecordsConfig::default());
+        let error = source::open(storage, shard.file_name().unwrap().to_str().unwrap(), &RecordsConfig::default());
         let error = error.err().unwrap().to_string();
         assert!(error.contains(&shard.display().to_string()) && error.contains("at byte"), "{error}");
     }

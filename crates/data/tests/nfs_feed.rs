@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use farandole_data::feed::{Content, Images, Pixels};
 use farandole_data::format::{NewRecord, ShardWriter as _, TarShard};
-use farandole_data::records::{self, IndexPlace, RecordsConfig};
 use farandole_data::sample::Label;
+use farandole_data::source::{self, IndexPlace, RecordsConfig};
 use farandole_data::storage::{StorageCounts, StorageOptions, open};
 use farandole_data::transform::{Element, Layout, Step};
 use farandole_data::{Feed, FeedConfig};
@@ -44,7 +44,7 @@ fn batches(url: &str, seed: u64, between: impl FnOnce()) -> (Vec<(Vec<u8>, Strin
     options.cache.block_bytes = 256 << 10;
     let (storage, path) = open(url, &options).unwrap();
     let config = RecordsConfig { index: IndexPlace::Nowhere, ..RecordsConfig::default() };
-    let records = records::open(Arc::clone(&storage), &path, &config).unwrap();
+    let records = source::open(Arc::clone(&storage), &path, &config).unwrap();
     assert_eq!(records.len(), SAMPLES);
     let steps = vec![
         Step::RandomCrop { height: 40, width: 40, padding: 2 },

@@ -7,7 +7,7 @@ use farandole::Dtype;
 use farandole_data::feed::{Broken, Content, Feed, FeedBatch, FeedConfig, FeedEpoch, Images, Mixing, Pixels};
 use farandole_data::loader::LoaderError;
 use farandole_data::sample::Labels;
-use farandole_data::shard::SampleOrder;
+use farandole_data::sampler::SampleOrder;
 use farandole_data::transform::{Element, Layout};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;

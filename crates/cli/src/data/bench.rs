@@ -12,8 +12,8 @@ use clap::Args;
 use farandole_data::SampleError;
 use farandole_data::convert::reduced_jpeg;
 use farandole_data::feed::Content;
-use farandole_data::records::Records;
 use farandole_data::sample::{Label, Task};
+use farandole_data::source::Records;
 use farandole_insight::verdict::InputNeeds;
 use serde::Serialize;
 

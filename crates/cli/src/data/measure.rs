@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use farandole_data::feed::{Broken, Content, Feed, FeedConfig, FeedTimes};
-use farandole_data::records::Records;
+use farandole_data::source::Records;
 use serde::{Deserialize, Serialize};
 
 /// What is measured.

@@ -17,9 +17,9 @@ use crate::SampleError;
 use crate::chance::{Chance, StreamPurpose};
 use crate::crew::{Craft, guarded, part_samples};
 use crate::loader::{Complaints, LoaderError, UNREADABLE_IN_A_ROW, misfit, partner};
-use crate::records::Records;
 use crate::sample::{Label, Labels};
-use crate::shard::{Permutation, SampleOrder, Shard};
+use crate::sampler::{Permutation, SampleOrder, Shard};
+use crate::source::Records;
 use crate::took::Took;
 use crate::transform::{Scratch, StageTimes};
 

@@ -27,9 +27,9 @@ pub use times::FeedTimes;
 
 use crate::crew::{Shift, Taken};
 use crate::loader::LoaderError;
-use crate::records::Records;
 use crate::sample::{ImageShape, Labels, Task};
-use crate::shard::{Permutation, SampleOrder, Shard};
+use crate::sampler::{Permutation, SampleOrder, Shard};
+use crate::source::Records;
 use crate::transform::{Element, Layout, Recipe, Step};
 use maker::{Maker, Walk};
 use memory::{Ledger, Pool};

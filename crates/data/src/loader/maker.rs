@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use farandole_trace::Recorder;
 
-use super::super::chance::{Chance, StreamPurpose};
-use super::super::shard::{Permutation, SampleOrder, Shard};
-use super::super::{Augment, DataSet};
 use super::{Complaints, LoaderError};
+use crate::chance::{Chance, StreamPurpose};
 use crate::crew::{Craft, guarded, part_samples};
 use crate::sample::{Label, Labels, Sample, SampleBatch, Split, Task, mix_into};
+use crate::sampler::{Permutation, SampleOrder, Shard};
 use crate::took::{Took, timed};
+use crate::{Augment, DataSet};
 
 /// Samples in a row that may be unreadable before the data as a whole is taken to be gone.
 pub(crate) const UNREADABLE_IN_A_ROW: usize = 1_000;

@@ -19,11 +19,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use farandole_trace::Recorder;
 
-use super::augment::Augment;
-use super::shard::{Permutation, SampleOrder, Shard};
-use super::{DataSet, SampleError};
 use crate::crew::{Shift, Taken};
 use crate::sample::{SampleBatch, Split};
+use crate::sampler::{Permutation, SampleOrder, Shard};
+use crate::transform::augment::Augment;
+use crate::{DataSet, SampleError};
 use maker::{Maker, Walk};
 pub(crate) use maker::{UNREADABLE_IN_A_ROW, misfit, partner};
 

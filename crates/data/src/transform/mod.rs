@@ -17,9 +17,13 @@
 //!
 //! What is deliberately not here: mix-up and CutMix, which need a whole batch.
 
+pub(crate) mod augment;
 mod colour;
+pub(crate) mod fit;
+mod geometry;
 mod pixels;
 mod reduced;
+pub(crate) mod resample;
 mod resize;
 mod step;
 mod store;
@@ -30,12 +34,13 @@ use std::time::Instant;
 
 use fast_image_resize::Resizer;
 
+pub use augment::{AUGMENT_WORDS, Augment};
 pub use reduced::decode_reduced;
 pub use step::{Fill, Interpolation, ResizeTo, Step};
 pub use words::{STEP_WORDS, steps};
 
 use crate::chance::Chance;
-use crate::image::{Colours, Decoder, MAX_PIXELS, Picture, Pixel, Rect, Size, Source};
+use crate::decode::{Colours, Decoder, MAX_PIXELS, Picture, Pixel, Rect, Size, Source};
 use crate::sample::ImageShape;
 use colour::Jitter;
 use store::{Erasure, Mirror, Target};

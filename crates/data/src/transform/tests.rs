@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::chance::StreamPurpose;
-use crate::image::tests::{photo, pnm};
+use crate::decode::tests::{photo, pnm};
 
 fn chance(sample: u64) -> Chance {
     Chance::new(5, StreamPurpose::Augmentation, 1, sample)
@@ -182,7 +182,7 @@ fn elements_and_layouts_hold_the_same_numbers() {
     let unscaled = floats(&apply(&recipe("center-crop=4x7", 3, Element::F32, Layout::Nhwc).unwrap(), &encoded, 0));
     assert!(unscaled.iter().zip(&image).all(|(a, b)| (a - f32::from(*b) / 255.0).abs() < 1e-7));
     let grey = apply(&recipe("center-crop=4x7", 1, Element::U8, Layout::Nchw).unwrap(), &encoded, 0);
-    assert_eq!(grey, crate::image::decode(&encoded, 1).unwrap().bytes);
+    assert_eq!(grey, crate::decode::decode(&encoded, 1).unwrap().bytes);
 }
 
 #[test]

@@ -13,11 +13,11 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use farandole_data::feed::{Broken, Content, Feed, FeedConfig, Images, Mixing, Pixels};
-use farandole_data::folder::{self, FolderConfig, Meaning};
 use farandole_data::format::tiff::{Patches, PatchesConfig};
-use farandole_data::generated::{self, Sizes};
-use farandole_data::records::{self, IndexPlace, Records, RecordsConfig};
 use farandole_data::sample::{ImageShape, Labels, Split};
+use farandole_data::source::image_folder::{self, FolderConfig, Meaning};
+use farandole_data::source::{self, IndexPlace, Records, RecordsConfig};
+use farandole_data::synthetic::{self, Sizes};
 use farandole_data::transform::{Element, Layout, steps};
 use farandole_data::{DataSet, Loader, LoaderConfig, SampleOrder};
 use farandole_testing::Folder;
@@ -197,15 +197,15 @@ fn hash_feed(
 }
 
 fn opened(folder: &Folder, name: &str) -> Arc<dyn Records> {
-    let (storage, path) = records::local(&folder.file(name));
+    let (storage, path) = source::local(&folder.file(name));
     let config = RecordsConfig { index: IndexPlace::Nowhere, ..RecordsConfig::default() };
-    records::open(storage, &path, &config).unwrap()
+    source::open(storage, &path, &config).unwrap()
 }
 
 fn opened_data_set(folder: &Folder, name: &str, config: &FolderConfig) -> Arc<dyn DataSet> {
-    let (storage, path) = records::local(&folder.file(name));
+    let (storage, path) = source::local(&folder.file(name));
     let records = RecordsConfig { index: IndexPlace::Nowhere, ..RecordsConfig::default() };
-    Arc::new(records::open_data_set(storage, &path, &records, config).unwrap())
+    Arc::new(source::open_data_set(storage, &path, &records, config).unwrap())
 }
 
 #[test]
@@ -213,11 +213,11 @@ fn generated_samples_are_what_they_were() {
     let sizes = Sizes { train: 21, test: 5 };
     let mut table = Table::default();
     let sets: [(&str, Arc<dyn DataSet>, &[&str]); 5] = [
-        ("cifar-like", Arc::new(generated::cifar_like(3, sizes)), &["none", "flip,crop=4", "flip,crop=4,mixup=0.3"]),
-        ("imagenet-like", Arc::new(generated::imagenet_like(3, sizes, 20, 7).unwrap()), &["flip,rotate=10"]),
-        ("bigearthnet-like", Arc::new(generated::bigearthnet_like(3, sizes, 12).unwrap()), &["flip,turn,mixup"]),
-        ("faces-like", Arc::new(generated::faces_like(3, sizes, 16).unwrap()), &["flip,rotate=5,mixup=1"]),
-        ("pairs-like", Arc::new(generated::pairs_like(3, sizes, 8, 2).unwrap()), &["none", "flip,crop=1,turn,mixup"]),
+        ("cifar-like", Arc::new(synthetic::cifar_like(3, sizes)), &["none", "flip,crop=4", "flip,crop=4,mixup=0.3"]),
+        ("imagenet-like", Arc::new(synthetic::imagenet_like(3, sizes, 20, 7).unwrap()), &["flip,rotate=10"]),
+        ("bigearthnet-like", Arc::new(synthetic::bigearthnet_like(3, sizes, 12).unwrap()), &["flip,turn,mixup"]),
+        ("faces-like", Arc::new(synthetic::faces_like(3, sizes, 16).unwrap()), &["flip,rotate=5,mixup=1"]),
+        ("pairs-like", Arc::new(synthetic::pairs_like(3, sizes, 8, 2).unwrap()), &["none", "flip,crop=1,turn,mixup"]),
     ];
     for (name, data, augments) in &sets {
         augments.iter().for_each(|augment| trainer(&mut table, &format!("generated {name}"), data, augment));
@@ -237,7 +237,7 @@ fn samples_of_files_are_what_they_were_to_the_trainer() {
     };
     let grey = FolderConfig { train: Some(13), test: Some(3), ..FolderConfig::new(ImageShape { bands: 1, ..shape }) };
     let local = |name: &str, config: &FolderConfig| -> Arc<dyn DataSet> {
-        Arc::new(folder::open(&folder.join(name), config).unwrap())
+        Arc::new(image_folder::open(&folder.join(name), config).unwrap())
     };
     let mut add = |name: &str, data: Arc<dyn DataSet>| {
         ["none", "flip,crop=2,rotate=8,mixup=0.5"].iter().for_each(|words| trainer(&mut table, name, &data, words));
@@ -255,7 +255,7 @@ fn samples_of_files_are_what_they_were_to_the_trainer() {
         add(&format!("file {format}"), opened_data_set(&folder, format, &plain));
         add(&format!("file {format} pairs"), opened_data_set(&folder, format, &pairs));
     }
-    let (storage, path) = records::local(&folder.file("patches"));
+    let (storage, path) = source::local(&folder.file("patches"));
     let config = PatchesConfig { side: 14, seed: 1, test_share: 0.3, ..PatchesConfig::default() };
     add("file patches", Arc::new(Patches::open(storage, &path, &config).unwrap()));
     table.check("trainer file ");

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use farandole_data::convert::{Conversion, ImageChange, TargetFormat, convert};
+use farandole_data::decode;
 use farandole_data::format::{npy, tiff};
-use farandole_data::image;
-use farandole_data::records::{self, RecordsConfig};
 use farandole_data::sample::Label;
+use farandole_data::source::{self, RecordsConfig};
 use farandole_testing::Folder;
 
 const CLASSES: [&str; 3] = ["ant", "bee", "cat"];
@@ -53,8 +53,8 @@ pub(super) fn formats() -> Folder {
     for (to, name) in
         [(TargetFormat::Tar, "tar"), (TargetFormat::TfRecord, "tfrecord"), (TargetFormat::Parquet, "parquet")]
     {
-        let (storage, path) = records::local(&folder.file("images"));
-        let source = records::open(storage, &path, &RecordsConfig::default()).unwrap();
+        let (storage, path) = source::local(&folder.file("images"));
+        let source = source::open(storage, &path, &RecordsConfig::default()).unwrap();
         let conversion = Conversion {
             to,
             folder: folder.join(name),
@@ -97,13 +97,13 @@ fn png(width: usize, height: usize, number: usize) -> Vec<u8> {
 
 /// The pixels of images of one size: two files of arrays, and the same with other types.
 fn arrays(folder: &Folder) {
-    let (storage, path) = records::local(&folder.file("even"));
-    let records = records::open(storage, &path, &RecordsConfig::default()).unwrap();
+    let (storage, path) = source::local(&folder.file("even"));
+    let records = source::open(storage, &path, &RecordsConfig::default()).unwrap();
     let (mut pixels, mut labels, mut shape) = (Vec::new(), Vec::new(), [0; 4]);
     for index in 0..records.len() {
         let mut encoded = Vec::new();
         let Label::Class(class) = records.read(index, &mut encoded).unwrap() else { panic!("images have a class") };
-        let image = image::decode(&encoded, 3).unwrap();
+        let image = decode::decode(&encoded, 3).unwrap();
         shape = [records.len(), image.height, image.width, 3].map(|side| side as u64);
         pixels.extend(image.bytes);
         labels.push(class);

@@ -10,7 +10,7 @@ use super::learned::Place;
 use crate::error::{Error, Result};
 use crate::job::TrainJob;
 use farandole_data::sample::{SampleBatch, Split};
-use farandole_data::shard::Shard;
+use farandole_data::sampler::Shard;
 use farandole_data::{Augment, DataSet, Epoch, Loader, LoaderConfig, SampleOrder};
 
 /// See the module's text.

@@ -30,13 +30,13 @@ fn reaches(from: usize, to: usize) -> Vec<Reach> {
 
 /// A grid of rows and columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Grid {
+pub(crate) struct Grid {
     pub height: usize,
     pub width: usize,
 }
 
 /// One band, brought from one grid to another. Neither has a side without pixels.
-pub(super) fn resample(band: &[f32], from: Grid, to: Grid) -> Vec<f32> {
+pub(crate) fn resample(band: &[f32], from: Grid, to: Grid) -> Vec<f32> {
     assert_eq!(band.len(), from.height * from.width, "a band has as many numbers as its grid");
     if from == to {
         return band.to_vec();
@@ -60,7 +60,7 @@ pub(super) fn resample(band: &[f32], from: Grid, to: Grid) -> Vec<f32> {
 
 /// All bands of an image, each the mean over squares of `scale` pixels: what a coarser camera would have seen. Sides
 /// are multiples of `scale`.
-pub(super) fn coarsen(image: &[f32], fine: Grid, scale: usize) -> Vec<f32> {
+pub(crate) fn coarsen(image: &[f32], fine: Grid, scale: usize) -> Vec<f32> {
     let width = fine.width / scale;
     let share = 1.0 / (scale * scale) as f32;
     let mut coarse = Vec::with_capacity(image.len() / (scale * scale));

@@ -6,8 +6,8 @@
 //! clouds lie over it is left to chance, and whether the shape is brighter or darker than its ground, too: so the mean
 //! image of every class is the same grey.
 
-use super::super::chance::Chance;
 use super::shapes;
+use crate::chance::Chance;
 use crate::sample::{Label, Sample, normalised};
 
 /// Classes that can be told apart: shapes, textures, differences of hue.

@@ -5,11 +5,11 @@
 //! lost is known all the same to whoever has learned that edges are sharp and shapes are regular, and that is what
 //! there is to learn.
 
-use super::super::chance::Chance;
-use super::super::resample::{Grid, coarsen};
 use super::patterns::{Figure, any_colour, apart_from, finish, ground};
 use super::shapes;
+use crate::chance::Chance;
 use crate::sample::{Label, Sample};
+use crate::transform::resample::{Grid, coarsen};
 
 /// A pair: the smaller image of `side` pixels, the larger one as its label.
 pub(super) fn sample(side: usize, scale: usize, chance: &mut Chance) -> Sample {

@@ -15,20 +15,19 @@
 //! is the loader's to replace and to count. What can be known when the folder is opened is an error at once, with what
 //! to do about it.
 
-pub(crate) mod decode;
-pub(crate) mod draw;
 mod scan;
 pub(crate) mod table;
 
 use std::path::{Path, PathBuf};
 
-use super::resample::{Grid, coarsen};
-use super::{DataError, DataSet, SampleError, Unit};
 use crate::sample::{ImageShape, Label, Sample, Split, Task};
 use crate::took::Took;
+use crate::transform::fit;
+use crate::transform::resample::{Grid, coarsen};
+use crate::{DataError, DataSet, SampleError, Unit};
 pub use table::MAX_LABELS;
 
-use draw::{NOTHING, hash, some_of, split_by_chance};
+use super::split::{NOTHING, hash, some_of, split_by_chance};
 
 /// How a folder is to be read.
 #[derive(Clone, Debug)]
@@ -86,7 +85,7 @@ pub(crate) const TABLE: &str = "labels.csv";
 
 /// What is known about a file.
 #[derive(Clone, Debug, PartialEq)]
-enum Known {
+pub(super) enum Known {
     Class(u32),
     Labels(Vec<u32>),
     Value(f32),
@@ -95,9 +94,9 @@ enum Known {
 
 /// A file of the data set.
 #[derive(Clone, Debug)]
-struct Entry {
-    path: PathBuf,
-    known: Known,
+pub(super) struct Entry {
+    pub(super) path: PathBuf,
+    pub(super) known: Known,
 }
 
 /// What a folder has turned out to hold.
@@ -299,11 +298,11 @@ impl DataSet for ImageFolder {
         if let Task::SuperResolution { scale } = self.task {
             let (height, width) = (self.shape.height * scale, self.shape.width * scale);
             let fine = ImageShape { bands: self.shape.bands, height, width };
-            let larger = decode::read(&entry.path, fine, decode::Fit::Cut, took).map_err(fail)?;
+            let larger = fit::read(&entry.path, fine, fit::Fit::Cut, took).map_err(fail)?;
             let image = coarsen(&larger, Grid { height, width }, scale);
             return Ok(Sample { image, label: Label::Image(larger) });
         }
-        let image = decode::read(&entry.path, self.shape, decode::Fit::Resize, took).map_err(fail)?;
+        let image = fit::read(&entry.path, self.shape, fit::Fit::Resize, took).map_err(fail)?;
         let label = match (&entry.known, self.task) {
             (Known::Class(class), _) => Label::Class(*class),
             (Known::Value(value), _) => Label::Value((value - self.unit.mean) / self.unit.deviation),

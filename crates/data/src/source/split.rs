@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::super::chance::{Chance, StreamPurpose};
-use super::{Entry, Known};
+use super::image_folder::{Entry, Known};
+use crate::chance::{Chance, StreamPurpose};
 
 /// Divides files between learning and tests. It depends on their names within the folder and on the seed: copying the
 /// folder changes nothing. One of several files at least is learned from, and one judged by.

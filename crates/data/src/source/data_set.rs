@@ -11,14 +11,14 @@ use super::config::{LabelKind, RecordsConfig};
 use super::find::{Format, Found, PARTS, find, shown};
 use super::{Records, npy, open_found};
 use crate::chance::{Chance, StreamPurpose};
-use crate::folder::decode::{Fit, decode_timed};
-use crate::folder::draw::{drawn_evenly, drawn_for_tests, hash};
-use crate::folder::{FolderConfig, Meaning};
 use crate::format::StoredFile;
-use crate::resample::{Grid, coarsen};
 use crate::sample::{ImageShape, Label, Sample, Split, Task};
+use crate::source::image_folder::{FolderConfig, Meaning};
+use crate::source::split::{drawn_evenly, drawn_for_tests, hash};
 use crate::storage::Storage;
 use crate::took::{Took, timed};
+use crate::transform::fit::{Fit, decode_timed};
+use crate::transform::resample::{Grid, coarsen};
 use crate::{DataError, DataSet, SampleError, Unit};
 
 /// Records, decoded. See the module's text.

@@ -21,11 +21,11 @@ use std::collections::BTreeSet;
 use std::io::Read as _;
 use std::path::{Component, Path};
 
-use super::super::{DataError, Unit};
-use super::draw::split_by_chance;
 use super::{Entry, FolderConfig, Found, Known};
 use crate::sample::{Split, Task};
+use crate::source::split::split_by_chance;
 use crate::storage::regular;
+use crate::{DataError, Unit};
 
 /// Classes or labels, at most: a larger number is a slip, and would become a network of that size.
 pub const MAX_LABELS: usize = 100_000;

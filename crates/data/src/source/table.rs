@@ -11,10 +11,10 @@ use std::sync::Arc;
 use super::config::LabelKind;
 use super::labels::Marks;
 use crate::DataError;
-use crate::folder::table::{Mistake, Said, Table, is_number, mistake, read_rows};
 use crate::format::StoredFile;
 use crate::limit::Limit;
 use crate::sample::Split;
+use crate::source::image_folder::table::{Mistake, Said, Table, is_number, mistake, read_rows};
 use crate::storage::{Object, Storage};
 
 /// What a table says, line by line.
@@ -119,8 +119,8 @@ mod tests {
     use super::super::{Records, RecordsConfig, open, open_data_set};
     use super::*;
     use crate::DataSet as _;
-    use crate::folder::FolderConfig;
     use crate::sample::{ImageShape, Label, Task};
+    use crate::source::image_folder::FolderConfig;
     use crate::storage::LocalFiles;
 
     /// A folder with a table and five images of one grey pixel.

@@ -4,10 +4,10 @@
 //! and cheeks. Everybody is a little ahead of their age in one and behind it in another, so that no single sign tells
 //! all; place, size, tilt, skin, hair, ground and light are left to chance.
 
-use super::super::Unit;
-use super::super::chance::Chance;
 use super::patterns::{any_colour, finish, ground};
 use super::shapes::coverage;
+use crate::Unit;
+use crate::chance::Chance;
 use crate::sample::{Label, Sample};
 
 /// Ages are between 0 and this, evenly.

@@ -8,11 +8,11 @@ use farandole_testing::Folder;
 
 use super::*;
 use crate::DataSet as _;
-use crate::folder::FolderConfig;
 use crate::format::{
     FolderWriter, NewFile, NewRecord, ParquetShard, ShardWriter, TarShard, TfRecordShard, tar::TarWriter,
 };
 use crate::sample::{ImageShape, Split};
+use crate::source::image_folder::FolderConfig;
 use crate::storage::LocalFiles;
 
 pub(super) const JPEG: &[u8] = include_bytes!("../../tests/images/ramp.jpg");
@@ -366,7 +366,7 @@ fn what_other_libraries_write_is_read() {
         let mut seen = Vec::new();
         for index in 0..4 {
             seen.push(records.read(index, &mut encoded).unwrap_or_else(|error| panic!("{file}: {error}")));
-            let image = crate::folder::decode::decode(&encoded, SHAPE, crate::folder::decode::Fit::Resize).unwrap();
+            let image = crate::transform::fit::decode(&encoded, SHAPE, crate::transform::fit::Fit::Resize).unwrap();
             let grey = crate::sample::normalised(40.0 * index as f32 / 255.0);
             assert!((image[20] - grey).abs() < 0.05, "{file}, image {index}: {} instead of {grey}", image[20]);
         }

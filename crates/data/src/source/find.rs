@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::table::Labelled;
 use super::{npy, pattern, table};
 use crate::DataError;
-use crate::folder::TABLE;
 use crate::format::{StoredFile, tar, tfrecord, tiff};
+use crate::source::image_folder::TABLE;
 use crate::storage::{Object, Storage};
 
 /// What files are.

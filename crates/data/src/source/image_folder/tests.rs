@@ -5,13 +5,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 
-use super::super::chance::{Chance, StreamPurpose};
-use super::super::{Loader, LoaderConfig, SampleOrder};
 use super::*;
+use crate::chance::{Chance, StreamPurpose};
+use crate::{Loader, LoaderConfig, SampleOrder};
 
-const JPEG: &[u8] = include_bytes!("../../tests/images/ramp.jpg");
-const GREY: &[u8] = include_bytes!("../../tests/images/grey-progressive.jpg");
-const CMYK: &[u8] = include_bytes!("../../tests/images/cmyk.jpg");
+const JPEG: &[u8] = include_bytes!("../../../tests/images/ramp.jpg");
+const GREY: &[u8] = include_bytes!("../../../tests/images/grey-progressive.jpg");
+const CMYK: &[u8] = include_bytes!("../../../tests/images/cmyk.jpg");
 const SHAPE: ImageShape = ImageShape { bands: 3, height: 8, width: 8 };
 
 /// A folder of images.
@@ -164,18 +164,18 @@ fn every_kind_of_file_is_brought_to_the_wanted_bands_and_size() {
     for bands in [1, 3] {
         let shape = ImageShape { bands, height: 6, width: 9 };
         for bytes in &white {
-            let image = decode::decode(bytes, shape, decode::Fit::Resize).unwrap();
+            let image = fit::decode(bytes, shape, fit::Fit::Resize).unwrap();
             assert_eq!(image.len(), shape.len());
             assert!(image.iter().all(|value| (value - 2.0).abs() < 1e-3), "{image:?}");
         }
         for bytes in [JPEG, GREY, CMYK] {
-            let image = decode::decode(bytes, shape, decode::Fit::Resize).unwrap();
+            let image = fit::decode(bytes, shape, fit::Fit::Resize).unwrap();
             assert_eq!(image.len(), shape.len());
             assert!(image.iter().all(|value| value.abs() < 2.05));
         }
     }
     // The ramp gets redder to the right and greener downwards.
-    let image = decode::decode(JPEG, SHAPE, decode::Fit::Resize).unwrap();
+    let image = fit::decode(JPEG, SHAPE, fit::Fit::Resize).unwrap();
     assert!(image[0] < image[7] - 1.0 && image[64] < image[64 + 56] - 1.0);
 }
 
@@ -186,7 +186,7 @@ fn damaged_files_are_refused_and_never_a_panic() {
         // A PNG says all it has to say before its last segment, which has twelve bytes.
         let needed = if whole == png { whole.len() - 12 } else { whole.len() };
         for length in 0..needed {
-            let cut = decode::decode(&whole[..length], SHAPE, decode::Fit::Resize);
+            let cut = fit::decode(&whole[..length], SHAPE, fit::Fit::Resize);
             assert!(cut.is_err(), "{length} of {} bytes were taken for the whole", whole.len());
         }
         let mut chance = Chance::new(1, StreamPurpose::World, whole.len() as u64, 0);
@@ -197,7 +197,7 @@ fn damaged_files_are_refused_and_never_a_panic() {
                 bytes[place] = chance.bits() as u8;
             });
             // Whatever it becomes, it has the wanted size or is an error.
-            if let Ok(image) = decode::decode(&bytes, SHAPE, decode::Fit::Resize) {
+            if let Ok(image) = fit::decode(&bytes, SHAPE, fit::Fit::Resize) {
                 assert_eq!(image.len(), SHAPE.len());
             }
         }
@@ -208,12 +208,12 @@ fn damaged_files_are_refused_and_never_a_panic() {
 fn a_few_bytes_that_claim_to_be_a_wall_of_pixels_cost_nothing() {
     let mut bomb = png_of(1, 1, png::ColorType::Rgb, &[0, 0, 0]);
     bomb[16..24].copy_from_slice(&[0x7f, 0xff, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff]);
-    let error = decode::decode(&bomb, SHAPE, decode::Fit::Resize).unwrap_err();
+    let error = fit::decode(&bomb, SHAPE, fit::Fit::Resize).unwrap_err();
     assert!(error.contains("PNG") || error.contains("claims"), "{error}");
     let mut bomb = JPEG.to_vec();
     let size = bomb.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap() + 5;
     bomb[size..size + 4].copy_from_slice(&[0xff; 4]);
-    let error = decode::decode(&bomb, SHAPE, decode::Fit::Resize).unwrap_err();
+    let error = fit::decode(&bomb, SHAPE, fit::Fit::Resize).unwrap_err();
     assert!(error.contains("65535 x 65535"), "{error}");
 }
 
@@ -428,6 +428,6 @@ fn images_alone_become_pairs() {
     assert_eq!((pair.image.len(), larger.len()), (3 * 16, 3 * 64));
     assert_eq!(coarsen(larger, Grid { height: 8, width: 8 }, 2), pair.image);
     // The middle of the image, and its pixels as they are: from the ninth column on.
-    let whole = decode::decode(JPEG, ImageShape { bands: 3, height: 16, width: 24 }, decode::Fit::Resize).unwrap();
+    let whole = fit::decode(JPEG, ImageShape { bands: 3, height: 16, width: 24 }, fit::Fit::Resize).unwrap();
     assert_eq!(larger[..8], whole[4 * 24 + 8..4 * 24 + 16]);
 }

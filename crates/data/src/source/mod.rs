@@ -8,12 +8,13 @@
 //! **Invariant:** the same number gives the same record, whatever was asked for before; numbers follow the order of
 //! shards by path and of records within a shard.
 //!
-//! What is deliberately not here: pixels (`image`, `transform`), and who reads which record when (`shard`, `loader`).
+//! What is deliberately not here: pixels (`decode`, `transform`), and who reads which record when (`sampler`, `loader`).
 
-mod as_data_set;
 mod config;
+mod data_set;
 mod find;
 mod folder;
+pub mod image_folder;
 mod index;
 mod labels;
 mod local;
@@ -22,12 +23,13 @@ mod parquet;
 mod pattern;
 mod scan;
 mod sharded;
+pub(crate) mod split;
 mod table;
 mod tar;
 mod tfrecord;
 
-pub use as_data_set::{RecordsDataSet, open_data_set};
 pub use config::{IndexPlace, LabelKind, RecordsConfig, ScanProgress};
+pub use data_set::{RecordsDataSet, open_data_set};
 pub(crate) use find::shown;
 #[doc(hidden)]
 pub use index::{any_index, check_any_index};
@@ -85,7 +87,7 @@ pub trait Records: Send + Sync {
 pub fn open(storage: Arc<dyn Storage>, path: &str, config: &RecordsConfig) -> Result<Arc<dyn Records>, DataError> {
     let found = find::find(&storage, path)?;
     let Some(split) = config.split else { return open_found(storage, found, config) };
-    match (split, as_data_set::divided(&storage, found)?) {
+    match (split, data_set::divided(&storage, found)?) {
         (Split::Train, (learned, _)) => open_found(storage, learned, config),
         (Split::Test, (_, Some(judged))) => open_found(storage, judged, config),
         (Split::Test, (_, None)) => {

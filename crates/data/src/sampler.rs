@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use super::chance::{Chance, StreamPurpose, mix};
+use crate::chance::{Chance, StreamPurpose, mix};
 
 /// In what order samples come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,9 +18,9 @@ mod pairs;
 mod patterns;
 mod shapes;
 
-use super::chance::{Chance, StreamPurpose};
-use super::{DataError, DataSet, SampleError, Unit};
+use crate::chance::{Chance, StreamPurpose};
 use crate::sample::{ImageShape, Sample, Split, Task};
+use crate::{DataError, DataSet, SampleError, Unit};
 
 pub use patterns::MAX_CLASSES;
 

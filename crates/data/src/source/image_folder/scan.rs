@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use super::super::DataError;
+use crate::DataError;
 
 /// A folder whose images are of one class.
 pub(super) struct ClassFolder {

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use super::config::IndexPlace;
 use super::labels::Marks;
-use crate::folder::draw::{NOTHING, hash};
 use crate::format::{NewFile, StoredFile};
 use crate::limit::Limit;
+use crate::source::split::{NOTHING, hash};
 
 /// A record of a shard, as looking through it has found it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

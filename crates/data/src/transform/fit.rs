@@ -1,17 +1,17 @@
 //! Images of files as the trainer has them: of one shape, with the middle of the image in it.
 //!
-//! What is decoded, and what is refused, is the business of `image`; of a JPEG only the part that is seen is decoded.
+//! What is decoded, and what is refused, is the business of `decode`; of a JPEG only the part that is seen is decoded.
 //!
 //! **Invariant:** an image comes out in the shape that was asked for, or not at all.
 //!
-//! What is deliberately not here: changes by chance (`augment`), and the pipeline of front ends (`transform`), which
+//! What is deliberately not here: changes by chance (`augment`), and the recipes of front ends, which
 //! resizes bytes and not numbers.
 
 use std::io::Read as _;
 use std::path::Path;
 
-use super::super::resample::{Grid, resample};
-use crate::image::{Colours, Decoder, MAX_ENCODED_BYTES, Picture, Rect, Size, Source};
+use super::resample::{Grid, resample};
+use crate::decode::{Colours, Decoder, MAX_ENCODED_BYTES, Picture, Rect, Size, Source};
 use crate::sample::{ImageShape, normalised};
 use crate::storage::regular;
 use crate::took::{Took, timed};
@@ -27,7 +27,7 @@ pub(crate) enum Fit {
 }
 
 /// Reads a file and brings it to a shape with one or three bands. The error is the cause alone.
-pub(super) fn read(path: &Path, shape: ImageShape, fit: Fit, took: &mut Took) -> Result<Vec<f32>, String> {
+pub(crate) fn read(path: &Path, shape: ImageShape, fit: Fit, took: &mut Took) -> Result<Vec<f32>, String> {
     let bytes = timed(&mut took.read_ns, || bytes_of(path))?;
     decode_timed(&bytes, shape, fit, took)
 }

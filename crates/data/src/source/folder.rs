@@ -10,9 +10,9 @@ use super::Records;
 use super::config::{LabelKind, RecordsConfig};
 use super::find::{Found, PARTS, shown};
 use super::labels::{Known, Marks, resolve};
-use crate::folder::draw::{NOTHING, hash};
 use crate::limit::Limit;
 use crate::sample::{Label, Task};
+use crate::source::split::{NOTHING, hash};
 use crate::storage::{Object, Storage};
 use crate::{DataError, SampleError};
 

@@ -7,8 +7,8 @@
 
 use std::str::FromStr;
 
-use super::chance::Chance;
 use super::geometry;
+use crate::chance::Chance;
 use crate::sample::{ImageShape, Label, Sample, Task};
 
 /// What may be done to samples. The default is nothing.
@@ -156,9 +156,9 @@ impl std::fmt::Display for Augment {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chance::StreamPurpose;
     use super::super::resample::{Grid, coarsen};
     use super::*;
+    use crate::chance::StreamPurpose;
 
     const SHAPE: ImageShape = ImageShape { bands: 2, height: 6, width: 6 };
 

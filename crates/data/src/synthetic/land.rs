@@ -9,9 +9,9 @@
 //! Bands are painted on their own grids, 10, 20 and 60 metres, and then brought to the finest one, as everybody does
 //! who feeds them to one network.
 
-use super::super::chance::{Chance, StreamPurpose};
-use super::super::resample::{Grid, resample};
+use crate::chance::{Chance, StreamPurpose};
 use crate::sample::{Label, Sample, normalised};
+use crate::transform::resample::{Grid, resample};
 
 /// Bands.
 pub(super) const BANDS: usize = 12;

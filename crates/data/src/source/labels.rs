@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::config::{LabelKind, RecordsConfig};
 use crate::DataError;
-use crate::folder::MAX_LABELS;
 use crate::sample::{Label, Task};
+use crate::source::image_folder::MAX_LABELS;
 
 /// What a record says about itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
