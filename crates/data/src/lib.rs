@@ -16,25 +16,22 @@
 
 pub mod chance;
 pub mod convert;
-mod crew;
 pub mod decode;
-pub mod feed;
 pub mod format;
 pub mod limit;
 pub mod loader;
 pub mod sample;
 pub mod sampler;
 pub mod source;
+mod stage_times;
 pub mod synthetic;
-mod took;
 pub mod transform;
 
 /// Where bytes lie: a crate of its own.
 pub use farandole_storage as storage;
-pub use feed::{Feed, FeedBatch, FeedConfig, FeedEpoch};
 pub use loader::{Epoch, Loader, LoaderConfig, LoaderError};
 pub use sampler::SampleOrder;
-pub use took::Took;
+pub use stage_times::StageTimes;
 pub use transform::Augment;
 
 use crate::sample::{ImageShape, Sample, Split, Task};
@@ -58,9 +55,10 @@ pub trait DataSet: Send + Sync {
     /// One sample. The same number gives the same sample, whatever was asked for before.
     fn sample(&self, split: Split, index: usize) -> Result<Sample, SampleError>;
 
-    /// The same, with what its stages took. A data set that neither reads nor decodes has changed pixels all the time.
-    fn sample_timed(&self, split: Split, index: usize, took: &mut Took) -> Result<Sample, SampleError> {
-        took::timed(&mut took.change_ns, || self.sample(split, index))
+    /// The same, with the time that its stages took. A data set that neither reads nor decodes has changed pixels all
+    /// the time.
+    fn sample_timed(&self, split: Split, index: usize, times: &mut StageTimes) -> Result<Sample, SampleError> {
+        stage_times::timed(&mut times.transform_ns, || self.sample(split, index))
     }
 
     /// What people call a sample: the path of its file, where it has one.

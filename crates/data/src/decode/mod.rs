@@ -163,9 +163,9 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// Nanoseconds so far that went to colours, as far as a decoder tells.
-    pub(crate) fn colour_ns(&self) -> u64 {
-        self.jpeg.colour_ns
+    /// Nanoseconds that went to colours since this was last asked, as far as a decoder tells.
+    pub(crate) fn take_colour_ns(&mut self) -> u64 {
+        std::mem::take(&mut self.jpeg.colour_ns)
     }
 }
 

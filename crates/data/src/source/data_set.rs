@@ -15,10 +15,9 @@ use crate::format::StoredFile;
 use crate::sample::{ImageShape, Label, Sample, Split, Task};
 use crate::source::image_folder::{FolderConfig, Meaning};
 use crate::source::split::{drawn_evenly, drawn_for_tests, hash};
+use crate::stage_times::{StageTimes, timed};
 use crate::storage::Storage;
-use crate::took::{Took, timed};
-use crate::transform::fit::{Fit, decode_timed};
-use crate::transform::resample::{Grid, coarsen};
+use crate::transform::fit;
 use crate::{DataError, DataSet, SampleError, Unit};
 
 /// Records, decoded. See the module's text.
@@ -240,30 +239,22 @@ impl DataSet for RecordsDataSet {
     }
 
     fn sample(&self, split: Split, index: usize) -> Result<Sample, SampleError> {
-        self.sample_timed(split, index, &mut Took::default())
+        self.sample_timed(split, index, &mut StageTimes::default())
     }
 
-    fn sample_timed(&self, split: Split, index: usize, took: &mut Took) -> Result<Sample, SampleError> {
+    fn sample_timed(&self, split: Split, index: usize, times: &mut StageTimes) -> Result<Sample, SampleError> {
         let fail = |cause: String| SampleError { sample: self.name(split, index), cause };
         let Part { records, chosen } = self.part(split);
         let number = chosen
             .get(index)
             .ok_or_else(|| fail(format!("there are {} in this split, and they begin with 0", chosen.len())))?;
         let mut encoded = Vec::new();
-        let label = timed(&mut took.read_ns, || records.read(*number, &mut encoded))?;
-        if let Task::SuperResolution { scale } = self.task {
-            let (height, width) = (self.shape.height * scale, self.shape.width * scale);
-            let fine = ImageShape { bands: self.shape.bands, height, width };
-            let larger = decode_timed(&encoded, fine, Fit::Cut, took).map_err(fail)?;
-            let image = coarsen(&larger, Grid { height, width }, scale);
-            return Ok(Sample { image, label: Label::Image(larger) });
-        }
-        let image = decode_timed(&encoded, self.shape, Fit::Resize, took).map_err(fail)?;
-        let label = match label {
+        let label = timed(&mut times.read_ns, || records.read(*number, &mut encoded))?;
+        let label = || match label {
             Label::Value(value) => Label::Value((value - self.unit.mean) / self.unit.deviation),
             label => label,
         };
-        Ok(Sample { image, label })
+        fit::sample(&encoded, self.shape, self.task, label, times).map_err(fail)
     }
 
     fn name(&self, split: Split, index: usize) -> String {

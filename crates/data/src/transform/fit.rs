@@ -10,11 +10,11 @@
 use std::io::Read as _;
 use std::path::Path;
 
-use super::resample::{Grid, resample};
+use super::resample::{Grid, coarsen, resample};
 use crate::decode::{Colours, Decoder, MAX_ENCODED_BYTES, Picture, Rect, Size, Source};
-use crate::sample::{ImageShape, normalised};
+use crate::sample::{ImageShape, Label, Sample, Task, normalised};
+use crate::stage_times::{StageTimes, timed};
 use crate::storage::regular;
-use crate::took::{Took, timed};
 
 /// How an image is brought to a size. Its sides keep their proportions: what is too much on two sides is cut off
 /// evenly.
@@ -26,13 +26,26 @@ pub(crate) enum Fit {
     Cut,
 }
 
-/// Reads a file and brings it to a shape with one or three bands. The error is the cause alone.
-pub(crate) fn read(path: &Path, shape: ImageShape, fit: Fit, took: &mut Took) -> Result<Vec<f32>, String> {
-    let bytes = timed(&mut took.read_ns, || bytes_of(path))?;
-    decode_timed(&bytes, shape, fit, took)
+/// A sample of an encoded image: the image in a shape, or, to learn how to enlarge, a pair whose larger image is its
+/// middle. The error is the cause alone.
+pub(crate) fn sample(
+    encoded: &[u8],
+    shape: ImageShape,
+    task: Task,
+    label: impl FnOnce() -> Label,
+    times: &mut StageTimes,
+) -> Result<Sample, String> {
+    if let Task::SuperResolution { scale } = task {
+        let fine = Grid { height: shape.height * scale, width: shape.width * scale };
+        let larger = ImageShape { bands: shape.bands, height: fine.height, width: fine.width };
+        let larger = decode_timed(encoded, larger, Fit::Cut, times)?;
+        return Ok(Sample { image: coarsen(&larger, fine, scale), label: Label::Image(larger) });
+    }
+    Ok(Sample { image: decode_timed(encoded, shape, Fit::Resize, times)?, label: label() })
 }
 
-fn bytes_of(path: &Path) -> Result<Vec<u8>, String> {
+/// The bytes of an image file. The error is the cause alone.
+pub(crate) fn bytes_of(path: &Path) -> Result<Vec<u8>, String> {
     let (mut file, length) = regular::open(path).map_err(|error| error.to_string())?;
     if length > MAX_ENCODED_BYTES as u64 {
         return Err(format!("it has {length} bytes; images may have {MAX_ENCODED_BYTES}"));
@@ -44,10 +57,10 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>, String> {
 }
 
 /// Decodes the contents of a file, and counts them.
-pub(crate) fn decode_timed(bytes: &[u8], shape: ImageShape, fit: Fit, took: &mut Took) -> Result<Vec<f32>, String> {
-    took.encoded_bytes += bytes.len() as u64;
-    let (image, pixels) = timed(&mut took.decode_ns, || decode_counted(bytes, shape, fit))?;
-    took.stored_pixels += pixels;
+fn decode_timed(bytes: &[u8], shape: ImageShape, fit: Fit, times: &mut StageTimes) -> Result<Vec<f32>, String> {
+    times.encoded_bytes += bytes.len() as u64;
+    let (image, pixels) = timed(&mut times.decode_ns, || decode_counted(bytes, shape, fit))?;
+    times.stored_pixels += pixels;
     Ok(image)
 }
 

@@ -276,7 +276,7 @@ fn results_do_not_depend_on_the_thread_or_on_what_was_done_before() {
                 assert!(recipe.apply(b"no image", &mut chance(0), &mut out, &mut scratch).is_err());
                 recipe.apply(&images[0], &mut chance(0), &mut out, &mut scratch).unwrap();
                 assert_eq!(out, expected[0]);
-                let times = scratch.times();
+                let times = scratch.take_times();
                 assert!(times.decode_ns > 0 && times.transform_ns > 0 && times.store_ns > 0);
             });
         }

@@ -12,14 +12,14 @@ mod place;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use farandole_data::feed::{Broken, Content, Feed, FeedConfig, Images, Mixing, Pixels};
 use farandole_data::format::tiff::{Patches, PatchesConfig};
+use farandole_data::loader::{Broken, Content, Images, Input, Loader, LoaderConfig, Mixing, Pixels};
 use farandole_data::sample::{ImageShape, Labels, Split};
 use farandole_data::source::image_folder::{self, FolderConfig, Meaning};
 use farandole_data::source::{self, IndexPlace, Records, RecordsConfig};
 use farandole_data::synthetic::{self, Sizes};
 use farandole_data::transform::{Element, Layout, steps};
-use farandole_data::{DataSet, Loader, LoaderConfig, SampleOrder};
+use farandole_data::{DataSet, SampleOrder};
 use farandole_testing::Folder;
 
 const HASHES: &str = include_str!("hashes.txt");
@@ -86,14 +86,15 @@ fn trainer(table: &mut Table, name: &str, data: &Arc<dyn DataSet>, augment: &str
                     global_batch: Some(global_batch),
                     workers: rank,
                     seed: 5,
-                    augment: augment.parse().unwrap(),
                     order: if split == Split::Train { SampleOrder::Shuffled } else { SampleOrder::InOrder },
+                    broken: if split == Split::Train { Broken::Replaced } else { Broken::LeftOut },
                     ..LoaderConfig::default()
                 };
-                let mut loader = Loader::new(Arc::clone(data), split, config).unwrap();
+                let input = Input::Samples { data: Arc::clone(data), split, augment: augment.parse().unwrap() };
+                let loader = Loader::new(input, config).unwrap();
                 for (epoch, first_step) in [(0, 0), (3, 1)] {
                     for batch in loader.epoch(epoch, first_step) {
-                        let batch = batch.unwrap();
+                        let batch = batch.unwrap().into_samples();
                         numbers(&mut hasher, &[batch.count, batch.global_count, batch.replaced]);
                         floats(&mut hasher, &batch.images);
                         labels(&mut hasher, &batch.labels);
@@ -112,16 +113,16 @@ struct Asked {
     steps: &'static str,
     element: Element,
     layout: Layout,
-    config: FeedConfig,
+    config: LoaderConfig,
 }
 
 impl Asked {
     fn new(name: &'static str, steps: &'static str, element: Element, layout: Layout) -> Asked {
-        Asked { name, steps, element, layout, config: FeedConfig { seed: 7, ..FeedConfig::default() } }
+        Asked { name, steps, element, layout, config: LoaderConfig { seed: 7, ..LoaderConfig::default() } }
     }
 
     fn mixed(self, mixup_alpha: f32, cutmix_alpha: f32) -> Asked {
-        Asked { config: FeedConfig { mixing: Mixing { mixup_alpha, cutmix_alpha }, ..self.config }, ..self }
+        Asked { config: LoaderConfig { mixing: Mixing { mixup_alpha, cutmix_alpha }, ..self.config }, ..self }
     }
 }
 
@@ -151,30 +152,31 @@ fn asked() -> Vec<Asked> {
 fn front_ends(table: &mut Table, name: &str, records: &Arc<dyn Records>, asked: &[Asked], broken: Broken) {
     for Asked { name: what, steps: words, element, layout, config } in asked {
         let pixels = Pixels::new(steps(words).unwrap(), 3, *element, *layout).unwrap();
-        hash_feed(table, &format!("front-end {name} {what}"), records, Content::Images(pixels), config, broken);
+        hash_records(table, &format!("front-end {name} {what}"), records, Content::Images(pixels), config, broken);
     }
     if broken == Broken::Refused {
-        let config = FeedConfig { seed: 7, ..FeedConfig::default() };
-        hash_feed(table, &format!("front-end {name} encoded"), records, Content::Encoded, &config, broken);
+        let config = LoaderConfig { seed: 7, ..LoaderConfig::default() };
+        hash_records(table, &format!("front-end {name} encoded"), records, Content::Encoded, &config, broken);
     }
 }
 
-fn hash_feed(
+fn hash_records(
     table: &mut Table,
     name: &str,
     records: &Arc<dyn Records>,
     content: Content,
-    config: &FeedConfig,
+    config: &LoaderConfig,
     broken: Broken,
 ) {
     for (world_size, global_batch) in WORLDS {
         let mut hasher = blake3::Hasher::new();
         for rank in 0..world_size {
             let global_batch = Some(global_batch);
-            let config = FeedConfig { rank, world_size, global_batch, workers: rank, broken, ..config.clone() };
-            let feed = Feed::new(Arc::clone(records), content.clone(), config).unwrap();
+            let config = LoaderConfig { rank, world_size, global_batch, workers: rank, broken, ..config.clone() };
+            let input = Input::Records { records: Arc::clone(records), content: content.clone() };
+            let loader = Loader::new(input, config).unwrap();
             for (epoch, first_step) in [(0, 0), (3, 1)] {
-                for batch in feed.epoch(epoch, first_step) {
+                for batch in loader.epoch(epoch, first_step) {
                     let batch = batch.unwrap();
                     numbers(&mut hasher, &[batch.step, batch.count, batch.global_count, batch.replaced]);
                     numbers(&mut hasher, &batch.indices);
@@ -188,6 +190,7 @@ fn hash_feed(
                             numbers(&mut hasher, &[bytes.len()]);
                             hasher.update(bytes);
                         }),
+                        Images::Floats(_) => panic!("records are no floats before they are decoded"),
                     }
                 }
             }

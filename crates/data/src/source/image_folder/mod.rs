@@ -21,9 +21,8 @@ pub(crate) mod table;
 use std::path::{Path, PathBuf};
 
 use crate::sample::{ImageShape, Label, Sample, Split, Task};
-use crate::took::Took;
+use crate::stage_times::{StageTimes, timed};
 use crate::transform::fit;
-use crate::transform::resample::{Grid, coarsen};
 use crate::{DataError, DataSet, SampleError, Unit};
 pub use table::MAX_LABELS;
 
@@ -286,24 +285,17 @@ impl DataSet for ImageFolder {
     }
 
     fn sample(&self, split: Split, index: usize) -> Result<Sample, SampleError> {
-        self.sample_timed(split, index, &mut Took::default())
+        self.sample_timed(split, index, &mut StageTimes::default())
     }
 
-    fn sample_timed(&self, split: Split, index: usize, took: &mut Took) -> Result<Sample, SampleError> {
+    fn sample_timed(&self, split: Split, index: usize, times: &mut StageTimes) -> Result<Sample, SampleError> {
         let fail = |cause: String| SampleError { sample: self.name(split, index), cause };
         let entries = self.entries(split);
         let entry = entries
             .get(index)
             .ok_or_else(|| fail(format!("there are {} in this split, and they begin with 0", entries.len())))?;
-        if let Task::SuperResolution { scale } = self.task {
-            let (height, width) = (self.shape.height * scale, self.shape.width * scale);
-            let fine = ImageShape { bands: self.shape.bands, height, width };
-            let larger = fit::read(&entry.path, fine, fit::Fit::Cut, took).map_err(fail)?;
-            let image = coarsen(&larger, Grid { height, width }, scale);
-            return Ok(Sample { image, label: Label::Image(larger) });
-        }
-        let image = fit::read(&entry.path, self.shape, fit::Fit::Resize, took).map_err(fail)?;
-        let label = match (&entry.known, self.task) {
+        let encoded = timed(&mut times.read_ns, || fit::bytes_of(&entry.path)).map_err(fail)?;
+        let label = || match (&entry.known, self.task) {
             (Known::Class(class), _) => Label::Class(*class),
             (Known::Value(value), _) => Label::Value((value - self.unit.mean) / self.unit.deviation),
             (Known::Labels(given), Task::MultiLabel { labels }) => {
@@ -313,7 +305,7 @@ impl DataSet for ImageFolder {
             }
             _ => unreachable!("what is known of a file is of the kind of its data set's task"),
         };
-        Ok(Sample { image, label })
+        fit::sample(&encoded, self.shape, self.task, label, times).map_err(fail)
     }
 
     fn name(&self, split: Split, index: usize) -> String {

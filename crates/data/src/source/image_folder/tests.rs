@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use super::*;
 use crate::chance::{Chance, StreamPurpose};
-use crate::{Loader, LoaderConfig, SampleOrder};
+use crate::loader::{Broken, Input};
+use crate::transform::resample::{Grid, coarsen};
+use crate::{Augment, Loader, LoaderConfig, SampleOrder};
 
 const JPEG: &[u8] = include_bytes!("../../../tests/images/ramp.jpg");
 const GREY: &[u8] = include_bytes!("../../../tests/images/grey-progressive.jpg");
@@ -230,7 +232,9 @@ fn corrupt_images_are_replaced_counted_and_named_once() {
         .put("test/a/1.jpg", JPEG);
     let data: Arc<dyn DataSet> = Arc::new(place.open().unwrap());
     let config = LoaderConfig { batch: 16, ..LoaderConfig::default() };
-    let mut loader = Loader::new(Arc::clone(&data), Split::Train, config.clone()).unwrap();
+    let input = |split| Input::Samples { data: Arc::clone(&data), split, augment: Augment::none() };
+    let replacing = LoaderConfig { broken: Broken::Replaced, ..config.clone() };
+    let loader = Loader::new(input(Split::Train), replacing).unwrap();
     for _ in 0..2 {
         let batch = loader.epoch(0, 0).next().unwrap().unwrap();
         assert_eq!((batch.count, batch.replaced), (16, 2));
@@ -241,7 +245,8 @@ fn corrupt_images_are_replaced_counted_and_named_once() {
         notices.contains("train/a/3.jpg cannot be read: no whole JPEG")
             && notices.contains("train/b/7.png cannot be read: it is empty")
     );
-    let mut loader = Loader::new(data, Split::Test, LoaderConfig { order: SampleOrder::InOrder, ..config }).unwrap();
+    let judging = LoaderConfig { broken: Broken::LeftOut, order: SampleOrder::InOrder, ..config };
+    let loader = Loader::new(input(Split::Test), judging).unwrap();
     let batch = loader.epoch(0, 0).next().unwrap().unwrap();
     assert_eq!((batch.count, batch.replaced), (1, 1));
 }

@@ -1,4 +1,4 @@
-//! What must hold for typed batches, for any number of ranks and workers, in every order and from every step on.
+//! What must hold for batches of records, for any number of ranks and workers, in every order and from every step on.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,8 +7,9 @@ use farandole_trace::Recorder;
 use farandole_trace::event::{Event, InputStage};
 
 use super::*;
-use crate::SampleError;
 use crate::sample::Label;
+use crate::source::Records;
+use crate::transform::{Element, Layout, Step};
 
 const CLASSES: usize = 7;
 const ORDERS: [SampleOrder; 3] =
@@ -62,6 +63,10 @@ fn numbered(length: usize) -> Arc<dyn Records> {
     Arc::new(spoiled(length, |_| None))
 }
 
+fn open(records: Arc<dyn Records>, content: Content, config: LoaderConfig) -> Result<Loader, LoaderError> {
+    Loader::new(Input::Records { records, content }, config)
+}
+
 fn pixels(element: Element) -> Content {
     let mut steps = vec![Step::RandomCrop { height: 4, width: 4, padding: 1 }, Step::RandomHorizontalFlip { p: 0.5 }];
     if element != Element::U8 {
@@ -70,7 +75,7 @@ fn pixels(element: Element) -> Content {
     Content::Images(Pixels::new(steps, 3, element, Layout::Nchw).unwrap())
 }
 
-fn images(batch: &FeedBatch) -> &[u8] {
+fn images(batch: &LoadedBatch) -> &[u8] {
     let Images::Pixels(buffer) = &batch.images else { panic!("images were asked for") };
     buffer
 }
@@ -84,7 +89,7 @@ struct Plain {
     indices: Vec<usize>,
 }
 
-fn plain(batch: Result<FeedBatch, LoaderError>) -> Plain {
+fn plain(batch: Result<LoadedBatch, LoaderError>) -> Plain {
     let batch = batch.unwrap();
     let bytes = images(&batch).to_vec();
     assert_eq!((bytes.len() % batch.count.max(1), batch.indices.len()), (0, batch.count));
@@ -94,13 +99,13 @@ fn plain(batch: Result<FeedBatch, LoaderError>) -> Plain {
 fn walk(
     records: &Arc<dyn Records>,
     element: Element,
-    config: &FeedConfig,
+    config: &LoaderConfig,
     epoch: u64,
     first_step: usize,
 ) -> Vec<Plain> {
-    let feed = Feed::new(Arc::clone(records), pixels(element), config.clone()).unwrap();
-    let batches: Vec<Plain> = feed.epoch(epoch, first_step).map(plain).collect();
-    assert_eq!(batches.len(), feed.steps().saturating_sub(first_step));
+    let loader = open(Arc::clone(records), pixels(element), config.clone()).unwrap();
+    let batches: Vec<Plain> = loader.epoch(epoch, first_step).map(plain).collect();
+    assert_eq!(batches.len(), loader.steps().saturating_sub(first_step));
     batches
 }
 
@@ -125,13 +130,13 @@ fn workers_ranks_and_resuming_change_nothing() {
     let mixings = [Mixing::default(), Mixing { mixup_alpha: 0.4, cutmix_alpha: 1.0 }];
     let records = numbered(53);
     for (order, mixing) in ORDERS.into_iter().zip([mixings[1], mixings[0], mixings[1]]) {
-        let config = FeedConfig { batch: 12, seed: 3, order, mixing, ..FeedConfig::default() };
-        let expected = walk(&records, Element::F32, &FeedConfig { workers: 0, ..config.clone() }, 1, 0);
+        let config = LoaderConfig { batch: 12, seed: 3, order, mixing, ..LoaderConfig::default() };
+        let expected = walk(&records, Element::F32, &LoaderConfig { workers: 0, ..config.clone() }, 1, 0);
         let mut indices: Vec<usize> = expected.iter().flat_map(|batch| batch.indices.clone()).collect();
         indices.sort_unstable();
         assert_eq!(indices, (0..53).collect::<Vec<_>>(), "each record once");
         for workers in [1, 2, 4, 8] {
-            let config = FeedConfig { workers, ..config.clone() };
+            let config = LoaderConfig { workers, ..config.clone() };
             assert_eq!(walk(&records, Element::F32, &config, 1, 0), expected, "{workers} workers, {order:?}");
         }
         for world_size in [1, 2, 4, 5] {
@@ -139,7 +144,8 @@ fn workers_ranks_and_resuming_change_nothing() {
                 // With five ranks of a global batch of 12, shares are uneven and pairs are cut.
                 let of_rank = |rank| {
                     let global_batch = Some(12);
-                    let config = FeedConfig { rank, world_size, batch: 3, global_batch, workers: 2, ..config.clone() };
+                    let config =
+                        LoaderConfig { rank, world_size, batch: 3, global_batch, workers: 2, ..config.clone() };
                     walk(&records, Element::F32, &config, 1, first_step)
                 };
                 let all = together((0..world_size).map(of_rank).collect());
@@ -154,7 +160,7 @@ fn workers_ranks_and_resuming_change_nothing() {
 #[test]
 fn elements_are_the_same_numbers() {
     let records = numbered(10);
-    let config = FeedConfig { batch: 10, ..FeedConfig::default() };
+    let config = LoaderConfig { batch: 10, ..LoaderConfig::default() };
     let numbers = |element| walk(&records, element, &config, 0, 0).remove(0).bytes;
     let exact: Vec<f32> = numbers(Element::F32).as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b)).collect();
     let halves = numbers(Element::F16);
@@ -169,12 +175,12 @@ fn elements_are_the_same_numbers() {
 #[test]
 fn the_last_batch_is_short_or_left_out() {
     let records = numbered(25);
-    let config = FeedConfig { batch: 10, workers: 2, ..FeedConfig::default() };
-    let counts = |config: &FeedConfig| {
+    let config = LoaderConfig { batch: 10, workers: 2, ..LoaderConfig::default() };
+    let counts = |config: &LoaderConfig| {
         walk(&records, Element::U8, config, 0, 0).iter().map(|batch| batch.indices.len()).collect::<Vec<_>>()
     };
     assert_eq!(counts(&config), [10, 10, 5]);
-    let dropping = FeedConfig { drop_last: true, ..config.clone() };
+    let dropping = LoaderConfig { drop_last: true, ..config.clone() };
     assert_eq!(counts(&dropping), [10, 10]);
     // The order is that of all records, so each epoch leaves out others.
     let left_out = |epoch| {
@@ -182,7 +188,7 @@ fn the_last_batch_is_short_or_left_out() {
         (0..25).filter(|index| !all.iter().any(|batch| batch.indices.contains(index))).collect::<Vec<_>>()
     };
     assert_ne!(left_out(0), left_out(1));
-    let none = FeedConfig { batch: 30, ..dropping };
+    let none = LoaderConfig { batch: 30, ..dropping };
     assert_eq!(counts(&none), [0; 0]);
 }
 
@@ -191,30 +197,30 @@ fn a_broken_sample_is_an_error_that_names_it_or_is_replaced_and_named() {
     let broken = |index| (index == 3 || index == 4).then(|| Err("it is broken".to_owned()));
     for workers in [0, 1, 3] {
         let records: Arc<dyn Records> = Arc::new(spoiled(10, broken));
-        let config = FeedConfig { batch: 5, workers, order: SampleOrder::InOrder, ..FeedConfig::default() };
-        let feed = Feed::new(Arc::clone(&records), pixels(Element::U8), config.clone()).unwrap();
-        let outcomes: Vec<_> = feed.epoch(0, 0).collect();
+        let config = LoaderConfig { batch: 5, workers, order: SampleOrder::InOrder, ..LoaderConfig::default() };
+        let loader = open(Arc::clone(&records), pixels(Element::U8), config.clone()).unwrap();
+        let outcomes: Vec<_> = loader.epoch(0, 0).collect();
         assert_eq!(outcomes.len(), 1, "the first error ends the epoch");
         let error = outcomes[0].as_ref().unwrap_err().to_string();
         assert_eq!(error, "number 3 cannot be read: it is broken");
-        let config = FeedConfig { broken: Broken::Replaced, ..config };
-        let feed = Feed::new(records, pixels(Element::U8), config).unwrap();
+        let config = LoaderConfig { broken: Broken::Replaced, ..config };
+        let loader = open(records, pixels(Element::U8), config).unwrap();
         for epoch in 0..2 {
-            let batches: Vec<FeedBatch> = feed.epoch(epoch, 0).map(Result::unwrap).collect();
+            let batches: Vec<LoadedBatch> = loader.epoch(epoch, 0).map(Result::unwrap).collect();
             assert_eq!(batches[0].indices, [0, 1, 2, 5, 5]);
             assert_eq!((batches[0].replaced, batches[1].replaced), (2, 0));
             assert_eq!(batches[0].labels, Labels::Classes(vec![0, 1, 2, 5, 5]));
-            assert_eq!(feed.take_notices().len(), if epoch == 0 { 2 } else { 0 });
+            assert_eq!(loader.take_notices().len(), if epoch == 0 { 2 } else { 0 });
         }
-        assert_eq!(feed.times().replaced, 4);
+        assert_eq!(loader.stats().replaced, 4);
     }
 }
 
 #[test]
 fn what_cannot_be_decoded_does_not_fit_or_panics_is_named() {
     let says = |spoil: fn(usize) -> Option<Result<Label, String>>, content: Content| {
-        let feed = Feed::new(Arc::new(spoiled(9, spoil)), content, FeedConfig { batch: 4, ..FeedConfig::default() });
-        feed.unwrap().epoch(0, 0).find_map(Result::err).unwrap().to_string()
+        let loader = open(Arc::new(spoiled(9, spoil)), content, LoaderConfig { batch: 4, ..LoaderConfig::default() });
+        loader.unwrap().epoch(0, 0).find_map(Result::err).unwrap().to_string()
     };
     let class = |index| (index == 6).then_some(Ok(Label::Class(7)));
     assert_eq!(
@@ -237,9 +243,9 @@ fn what_cannot_be_decoded_does_not_fit_or_panics_is_named() {
 fn nothing_readable_is_an_error_and_not_an_endless_search() {
     let records = spoiled(1_000_000, |_| Some(Err("it is broken".to_owned())));
     let reads = Arc::clone(&records.reads);
-    let config = FeedConfig { broken: Broken::Replaced, workers: 2, ..FeedConfig::default() };
-    let feed = Feed::new(Arc::new(records), pixels(Element::U8), config).unwrap();
-    let error = feed.epoch(0, 0).next().unwrap().unwrap_err().to_string();
+    let config = LoaderConfig { broken: Broken::Replaced, workers: 2, ..LoaderConfig::default() };
+    let loader = open(Arc::new(records), pixels(Element::U8), config).unwrap();
+    let error = loader.epoch(0, 0).next().unwrap().unwrap_err().to_string();
     assert!(error.contains("1000 samples in a row"), "{error}");
     assert!(reads.load(Ordering::Relaxed) <= 8_000);
 }
@@ -248,10 +254,10 @@ fn nothing_readable_is_an_error_and_not_an_endless_search() {
 fn a_slow_consumer_bounds_what_is_read_and_allocated() {
     let records = spoiled(10_000, |_| None);
     let reads = Arc::clone(&records.reads);
-    let config = FeedConfig { batch: 16, workers: 4, prefetch: 3, ..FeedConfig::default() };
-    let feed = Feed::new(Arc::new(records), pixels(Element::F32), config).unwrap();
+    let config = LoaderConfig { batch: 16, workers: 4, prefetch: 3, ..LoaderConfig::default() };
+    let loader = open(Arc::new(records), pixels(Element::F32), config).unwrap();
     let batch_bytes = 16 * 48 * 4;
-    let mut epoch = feed.epoch(0, 0);
+    let mut epoch = loader.epoch(0, 0);
     let mut held = None;
     for taken in 1..8 {
         held = epoch.next();
@@ -264,26 +270,26 @@ fn a_slow_consumer_bounds_what_is_read_and_allocated() {
         assert_eq!(reads.load(Ordering::Relaxed), (taken + 3) * 16);
     }
     // Three ahead, one in our hands and one that was given up for it; and what four workers read into.
-    let memory = feed.memory_bytes();
+    let memory = loader.memory_bytes();
     let most = 5 * (batch_bytes + memory::ALIGN_BYTES) + 4 * 1_024;
     assert!(memory.now > 4 * batch_bytes && memory.peak <= most, "{memory:?}, {most}");
     drop(epoch);
-    let kept: Vec<FeedBatch> = feed.epoch(0, 0).take(50).map(Result::unwrap).collect();
-    assert!(feed.memory_bytes().now >= 50 * batch_bytes, "batches that are kept are counted");
+    let kept: Vec<LoadedBatch> = loader.epoch(0, 0).take(50).map(Result::unwrap).collect();
+    assert!(loader.memory_bytes().now >= 50 * batch_bytes, "batches that are kept are counted");
     drop((kept, held));
-    assert!(feed.memory_bytes().now <= most, "no more is kept to be used again than is needed");
+    assert!(loader.memory_bytes().now <= most, "no more is kept to be used again than is needed");
 }
 
 #[test]
-fn memory_is_used_again_and_gone_with_the_feed() {
-    let config = FeedConfig { batch: 8, workers: 2, prefetch: 1, ..FeedConfig::default() };
-    let feed = Feed::new(numbered(800), pixels(Element::F32), config).unwrap();
+fn memory_is_used_again_and_gone_with_the_loader() {
+    let config = LoaderConfig { batch: 8, workers: 2, prefetch: 1, ..LoaderConfig::default() };
+    let loader = open(numbered(800), pixels(Element::F32), config).unwrap();
     let addresses: std::collections::BTreeSet<usize> =
-        feed.epoch(0, 0).map(|batch| images(&batch.unwrap()).as_ptr() as usize).collect();
+        loader.epoch(0, 0).map(|batch| images(&batch.unwrap()).as_ptr() as usize).collect();
     assert!(addresses.len() <= 3, "{} pieces of memory for 100 batches", addresses.len());
-    let maker = Arc::clone(&feed.maker);
-    let batch = feed.epoch(1, 0).next().unwrap().unwrap();
-    drop(feed);
+    let maker = Arc::clone(&loader.maker);
+    let batch = loader.epoch(1, 0).next().unwrap().unwrap();
+    drop(loader);
     assert_eq!(maker.ledger.read().now, 8 * 48 * 4 + memory::ALIGN_BYTES, "the batch that is still held");
     drop(batch);
     assert_eq!(maker.ledger.read().now, 0);
@@ -297,25 +303,25 @@ fn an_epoch_that_is_dropped_in_the_middle_leaves_no_thread() {
         None
     });
     let reads = Arc::clone(&records.reads);
-    let config = FeedConfig { batch: 10_000, workers: 3, ..FeedConfig::default() };
-    let feed = Feed::new(Arc::new(records), pixels(Element::F32), config).unwrap();
+    let config = LoaderConfig { batch: 10_000, workers: 3, ..LoaderConfig::default() };
+    let loader = open(Arc::new(records), pixels(Element::F32), config).unwrap();
     for wait_ms in [0, 5, 30] {
-        let mut epoch = feed.epoch(0, 0);
+        let mut epoch = loader.epoch(0, 0);
         assert!(matches!(epoch.next_within(Duration::from_millis(wait_ms)), Poll::Pending));
         drop(epoch);
         // A batch has not been finished: it takes three seconds and more.
         assert!(reads.load(Ordering::Relaxed) < 10_000);
-        assert_eq!(Arc::strong_count(&feed.maker), 1);
+        assert_eq!(Arc::strong_count(&loader.maker), 1);
     }
 }
 
 #[test]
 fn records_come_as_they_are_if_they_are_not_decoded() {
     for workers in [0, 3] {
-        let config = FeedConfig { batch: 7, workers, order: SampleOrder::InOrder, ..FeedConfig::default() };
-        let feed = Feed::new(numbered(20), Content::Encoded, config).unwrap();
+        let config = LoaderConfig { batch: 7, workers, order: SampleOrder::InOrder, ..LoaderConfig::default() };
+        let loader = open(numbered(20), Content::Encoded, config).unwrap();
         let mut index = 0;
-        for batch in feed.epoch(0, 0) {
+        for batch in loader.epoch(0, 0) {
             let batch = batch.unwrap();
             let Images::Encoded(encoded) = &batch.images else { panic!("bytes were asked for") };
             assert_eq!(encoded.iter().count(), batch.count);
@@ -331,14 +337,16 @@ fn records_come_as_they_are_if_they_are_not_decoded() {
 #[test]
 fn stages_are_counted_and_the_work_of_workers_is_recorded() {
     let recorder = Recorder::new(Default::default(), 1_000);
-    let config = FeedConfig { batch: 16, workers: 2, recorder: Some(Arc::clone(&recorder)), ..FeedConfig::default() };
-    let feed = Feed::new(numbered(64), pixels(Element::F32), config).unwrap();
-    assert_eq!(feed.epoch(0, 0).count(), 4);
-    let times = feed.times();
-    assert_eq!((times.batches, times.samples, times.encoded_bytes), (4, 64, 64 * 101));
+    let config =
+        LoaderConfig { batch: 16, workers: 2, recorder: Some(Arc::clone(&recorder)), ..LoaderConfig::default() };
+    let loader = open(numbered(64), pixels(Element::F32), config).unwrap();
+    assert_eq!(loader.epoch(0, 0).count(), 4);
+    let times = loader.stats();
+    assert_eq!((times.batches, times.stages.samples, times.stages.encoded_bytes), (4, 64, 64 * 101));
+    let stages = times.stages;
     assert_eq!(times.made_bytes, 64 * 48 * 4);
     assert!(
-        times.read_ns > 0 && times.decode_ns > 0 && times.store_ns > 0 && times.consumer_waited_ns > 0,
+        stages.read_ns > 0 && stages.decode_ns > 0 && stages.store_ns > 0 && times.consumer_waited_ns > 0,
         "{times:?}"
     );
     let trace = recorder.snapshot("test");
@@ -359,22 +367,21 @@ fn stages_are_counted_and_the_work_of_workers_is_recorded() {
     assert!(stages.contains(&(InputStage::Change, 2, 16, 16 * 16)), "4 x 4 pixels of each sample: {stages:?}");
     for record in begun {
         let name = trace.threads.get(&record.thread);
-        assert!(name.is_some_and(|name| name.starts_with("feed")), "{name:?}");
+        assert!(name.is_some_and(|name| name.starts_with("loader")), "{name:?}");
     }
 }
 
 #[test]
 fn what_cannot_be_is_refused() {
-    let refused =
-        |content: Content, config: FeedConfig| Feed::new(numbered(3), content, config).unwrap_err().to_string();
-    let config = FeedConfig::default;
-    assert!(refused(Content::Encoded, FeedConfig { batch: 0, ..config() }).contains("at least one sample"));
-    assert!(refused(Content::Encoded, FeedConfig { rank: 2, world_size: 2, ..config() }).contains("not one of 2"));
+    let refused = |content: Content, config: LoaderConfig| open(numbered(3), content, config).unwrap_err().to_string();
+    let config = LoaderConfig::default;
+    assert!(refused(Content::Encoded, LoaderConfig { batch: 0, ..config() }).contains("at least one sample"));
+    assert!(refused(Content::Encoded, LoaderConfig { rank: 2, world_size: 2, ..config() }).contains("not one of 2"));
     let order = SampleOrder::ShuffledNearby { block: 0, window: 1 };
-    assert!(refused(Content::Encoded, FeedConfig { order, ..config() }).contains("at least one"));
+    assert!(refused(Content::Encoded, LoaderConfig { order, ..config() }).contains("at least one"));
     let mixing = Mixing { mixup_alpha: 0.2, ..Mixing::default() };
-    assert!(refused(Content::Encoded, FeedConfig { mixing, ..config() }).contains("only decoded images"));
-    assert!(refused(pixels(Element::U8), FeedConfig { mixing, ..config() }).contains("ask for floats"));
+    assert!(refused(Content::Encoded, LoaderConfig { mixing, ..config() }).contains("only decoded images"));
+    assert!(refused(pixels(Element::U8), LoaderConfig { mixing, ..config() }).contains("ask for floats"));
     assert_eq!(walk(&numbered(0), Element::U8, &config(), 0, 0), []);
     assert_eq!(walk(&numbered(3), Element::U8, &config(), 0, usize::MAX), []);
 }

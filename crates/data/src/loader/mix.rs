@@ -1,11 +1,14 @@
 //! Two samples made one: mix-up and CutMix.
 //!
 //! Positions are paired within the global batch, the first with the second and so on, which is a random pairing because
-//! the order is; each of a pair gets some of the other (see `loader`). *Mix-up* lays the other over it; *CutMix* pastes
-//! a box of it, at a random place, whose area follows from the share. What becomes of a sample is drawn from a stream
-//! of its own, so it depends on no rank, no worker and no other setting.
+//! the order is; each of a pair gets some of the other. A partner that another rank has is made once more, so mixing is
+//! the same for any number of ranks. *Mix-up* lays the other over a sample; *CutMix* pastes a box of it, at a random
+//! place, whose area follows from the share. What becomes of a sample is drawn from a stream of its own, so it depends
+//! on no rank, no worker and no other setting.
 //!
 //! **Invariant:** a share of 1 leaves a sample as it is, to the bit. With CutMix the share is that of the pixels.
+
+use std::ops::Range;
 
 use half::{bf16, f16};
 
@@ -50,6 +53,12 @@ impl Mixing {
         // At least a half, so that the second never hides the first.
         Mixture::Blend(share.max(1.0 - share))
     }
+}
+
+/// The position whose sample is mixed in, unless the global batch is odd and this is its last.
+pub(super) fn partner(global: &Range<usize>, position: usize) -> Option<usize> {
+    let partner = global.start + ((position - global.start) ^ 1);
+    global.contains(&partner).then_some(partner)
 }
 
 /// What becomes of one sample.
@@ -101,7 +110,7 @@ impl CutBox {
     }
 
     /// The bytes of its rows, in all bands.
-    fn runs(self, format: Format) -> impl Iterator<Item = std::ops::Range<usize>> {
+    fn runs(self, format: Format) -> impl Iterator<Item = Range<usize>> {
         let Format { shape, element, layout } = format;
         let (bands, pixel) = match layout {
             Layout::Nchw => (shape.bands, element.bytes()),
@@ -148,7 +157,7 @@ fn blend(own: &mut [u8], other: &[u8], share: f32, element: Element) {
         Element::BF16 => each(own, other, |own: [u8; 2], other| {
             bf16::from_f32(mixed(bf16::from_ne_bytes(own).to_f32(), bf16::from_ne_bytes(other).to_f32())).to_ne_bytes()
         }),
-        Element::U8 => unreachable!("bytes are refused when a feed is made"),
+        Element::U8 => unreachable!("bytes are refused when a loader is made"),
     }
 }
 

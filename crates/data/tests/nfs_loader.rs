@@ -7,13 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farandole_data::feed::{Content, Images, Pixels};
 use farandole_data::format::{NewRecord, ShardWriter as _, TarShard};
+use farandole_data::loader::{Content, Images, Input, Loader, LoaderConfig, Pixels};
 use farandole_data::sample::Label;
 use farandole_data::source::{self, IndexPlace, RecordsConfig};
 use farandole_data::storage::{StorageCounts, StorageOptions, open};
 use farandole_data::transform::{Element, Layout, Step};
-use farandole_data::{Feed, FeedConfig};
 use farandole_testing::{Folder, NfsExport, NfsServer, TcpProxy, WireFaults, in_namespaces, wait_until};
 
 const SHARDS: usize = 4;
@@ -52,12 +51,12 @@ fn batches(url: &str, seed: u64, between: impl FnOnce()) -> (Vec<(Vec<u8>, Strin
         Step::normalize_imagenet(),
     ];
     let content = Content::Images(Pixels::new(steps, 3, Element::F32, Layout::Nchw).unwrap());
-    let feed = FeedConfig { batch: 16, workers: 3, seed, ..FeedConfig::default() };
-    let feed = Feed::new(records, content, feed).unwrap();
+    let config = LoaderConfig { batch: 16, workers: 3, seed, ..LoaderConfig::default() };
+    let loader = Loader::new(Input::Records { records, content }, config).unwrap();
     let mut between = Some(between);
     let mut all = Vec::new();
     for epoch in 0..2 {
-        for batch in feed.epoch(epoch, 0) {
+        for batch in loader.epoch(epoch, 0) {
             let batch = batch.unwrap();
             let Images::Pixels(pixels) = &batch.images else { panic!("pixels were asked for") };
             all.push((pixels.to_vec(), format!("{:?} {:?}", batch.indices, batch.labels)));

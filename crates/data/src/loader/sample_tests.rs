@@ -1,4 +1,4 @@
-//! What must hold for batches, for any number of ranks and workers.
+//! What must hold for batches of a data set's samples, for any number of ranks and workers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -7,8 +7,11 @@ use farandole_testing::{NEVER, lapse, wait_until};
 use farandole_trace::event::{Event, InputStage};
 use proptest::prelude::*;
 
+use super::notices::NOTICES;
 use super::*;
-use crate::sample::{ImageShape, Label, Labels, Sample, Task};
+use crate::DataSet;
+use crate::sample::{ImageShape, Label, Labels, Sample, Split, Task};
+use crate::transform::Augment;
 
 const SHAPE: ImageShape = ImageShape { bands: 1, height: 3, width: 3 };
 const CLASSES: usize = 7;
@@ -73,9 +76,23 @@ impl DataSet for Numbered {
     }
 }
 
-fn batches(data: &Arc<dyn DataSet>, config: LoaderConfig, epoch: u64, first_step: usize) -> Vec<SampleBatch> {
-    let mut loader = Loader::new(Arc::clone(data), Split::Train, config).unwrap();
-    let batches: Vec<SampleBatch> = loader.epoch(epoch, first_step).collect::<Result<_, _>>().unwrap();
+/// A loader that does what the trainer wants of it.
+fn open(data: Arc<dyn DataSet>, split: Split, augment: &str, config: LoaderConfig) -> Result<Loader, LoaderError> {
+    let broken = if split == Split::Train { Broken::Replaced } else { Broken::LeftOut };
+    let input = Input::Samples { data, split, augment: augment.parse::<Augment>().unwrap() };
+    Loader::new(input, LoaderConfig { broken, ..config })
+}
+
+fn batches(
+    data: &Arc<dyn DataSet>,
+    augment: &str,
+    config: LoaderConfig,
+    epoch: u64,
+    first_step: usize,
+) -> Vec<SampleBatch> {
+    let loader = open(Arc::clone(data), Split::Train, augment, config).unwrap();
+    let batches: Vec<SampleBatch> =
+        loader.epoch(epoch, first_step).map(|batch| batch.unwrap().into_samples()).collect();
     assert_eq!(batches.len(), loader.steps().saturating_sub(first_step));
     batches
 }
@@ -115,15 +132,18 @@ proptest! {
         prefetch in 0usize..4,
         epoch in 0u64..3,
         mixed: bool,
+        cut: bool,
         task in any_task(),
     ) {
         let data = numbered_for(length, task);
         let augment = if mixed { "flip,flip-rows,turn,rotate=20,crop=1,mixup=0.5" } else { "flip,turn,crop=1" };
-        let common = LoaderConfig { seed: 5, augment: augment.parse().unwrap(), ..LoaderConfig::default() };
+        let cut = cut && !matches!(task, Task::SuperResolution { .. });
+        let mixing = Mixing { cutmix_alpha: if cut { 1.0 } else { 0.0 }, ..Mixing::default() };
+        let common = LoaderConfig { seed: 5, mixing, ..LoaderConfig::default() };
         let alone = LoaderConfig { batch: batch * world_size, workers: 0, ..common.clone() };
-        let expected = batches(&data, alone, epoch, 0);
+        let expected = batches(&data, augment, alone, epoch, 0);
         let mut of_ranks: Vec<_> = (0..world_size)
-            .map(|rank| batches(&data, LoaderConfig { rank, world_size, batch, workers, prefetch, ..common.clone() }, epoch, 0).into_iter())
+            .map(|rank| batches(&data, augment, LoaderConfig { rank, world_size, batch, workers, prefetch, ..common.clone() }, epoch, 0).into_iter())
             .collect();
         let mut seen = 0;
         for expected in expected {
@@ -140,9 +160,9 @@ proptest! {
     fn each_sample_comes_once_in_an_epoch_and_a_resumed_one_goes_on(length in 1usize..80, batch in 1usize..9, workers in 0usize..3, from in 0usize..12) {
         let data = numbered(length);
         let config = LoaderConfig { batch, workers, ..LoaderConfig::default() };
-        let all = batches(&data, config.clone(), 3, 0);
+        let all = batches(&data, "none", config.clone(), 3, 0);
         let mut numbers: Vec<usize> = all.iter().flat_map(|batch| batch.images.iter().step_by(SHAPE.len())).map(|first| *first as usize).collect();
-        prop_assert_eq!(&batches(&data, config, 3, from)[..], &all[from.min(all.len())..]);
+        prop_assert_eq!(&batches(&data, "none", config, 3, from)[..], &all[from.min(all.len())..]);
         numbers.sort_unstable();
         prop_assert_eq!(numbers, (0..length).collect::<Vec<_>>());
     }
@@ -151,11 +171,12 @@ proptest! {
 #[test]
 fn epochs_differ_and_tests_come_in_order_as_they_are() {
     let data = numbered(20);
-    let config = LoaderConfig { batch: 20, augment: "flip,crop=2,mixup=1".parse().unwrap(), ..LoaderConfig::default() };
-    assert_ne!(batches(&data, config.clone(), 0, 0), batches(&data, config.clone(), 1, 0));
+    let augment = "flip,crop=2,mixup=1";
+    let config = LoaderConfig { batch: 20, ..LoaderConfig::default() };
+    assert_ne!(batches(&data, augment, config.clone(), 0, 0), batches(&data, augment, config.clone(), 1, 0));
     let config = LoaderConfig { order: SampleOrder::InOrder, ..config };
-    let mut loader = Loader::new(data, Split::Test, config).unwrap();
-    let batch = loader.epoch(0, 0).next().unwrap().unwrap();
+    let loader = open(data, Split::Test, augment, config).unwrap();
+    let batch = loader.epoch(0, 0).next().unwrap().unwrap().into_samples();
     assert_eq!(batch.labels, Labels::Classes((0..20).map(|index| (index % CLASSES) as u32).collect()));
     assert_eq!(
         batch.images,
@@ -166,9 +187,9 @@ fn epochs_differ_and_tests_come_in_order_as_they_are() {
 #[test]
 fn mixing_uses_another_sample_of_the_batch_and_its_class() {
     let data = numbered_for(64, Task::Regression);
-    let config = LoaderConfig { batch: 64, augment: "mixup=1".parse().unwrap(), ..LoaderConfig::default() };
-    let plain = batches(&data, LoaderConfig { batch: 64, ..LoaderConfig::default() }, 0, 0).remove(0);
-    let mixed = batches(&data, config, 0, 0).remove(0);
+    let config = LoaderConfig { batch: 64, ..LoaderConfig::default() };
+    let plain = batches(&data, "none", config.clone(), 0, 0).remove(0);
+    let mixed = batches(&data, "mixup=1", config, 0, 0).remove(0);
     let (Labels::Values(plain), Labels::Values(mixed_values)) = (plain.labels, mixed.labels) else { panic!() };
     let mut changed = 0;
     for place in 0..64 {
@@ -191,9 +212,9 @@ fn a_sample_that_cannot_be_read_is_replaced_by_the_next_and_named_once() {
             move |index| if index == 3 || index == 4 { Err(unreadable(index)) } else { Ok(sample(index, task)) },
         );
         let config = LoaderConfig { batch: 5, workers, ..LoaderConfig::default() };
-        let mut loader = Loader::new(data, Split::Train, config).unwrap();
+        let loader = open(data, Split::Train, "none", config).unwrap();
         for epoch in 0..2 {
-            let batches: Vec<SampleBatch> = loader.epoch(epoch, 0).map(Result::unwrap).collect();
+            let batches: Vec<SampleBatch> = loader.epoch(epoch, 0).map(|batch| batch.unwrap().into_samples()).collect();
             assert_eq!(batches.iter().map(|batch| batch.count).sum::<usize>(), 10);
             assert_eq!(batches.iter().map(|batch| batch.replaced).sum::<usize>(), 2);
             let fives = batches
@@ -213,13 +234,14 @@ fn a_sample_that_cannot_be_read_is_replaced_by_the_next_and_named_once() {
 fn a_test_sample_that_cannot_be_read_is_left_out() {
     let task = Task::SingleLabel { classes: CLASSES };
     let data = made_by(4, move |index| if index == 1 { Err(unreadable(index)) } else { Ok(sample(index, task)) });
-    let mut loader = Loader::new(
+    let loader = open(
         data,
         Split::Test,
+        "none",
         LoaderConfig { batch: 4, order: SampleOrder::InOrder, ..LoaderConfig::default() },
     )
     .unwrap();
-    let batch = loader.epoch(0, 0).next().unwrap().unwrap();
+    let batch = loader.epoch(0, 0).next().unwrap().unwrap().into_samples();
     assert_eq!((batch.count, batch.replaced, batch.global_count), (3, 1, 4));
     assert_eq!(batch.labels, Labels::Classes(vec![0, 2, 3]));
     assert_eq!(batch.images.len(), 3 * SHAPE.len());
@@ -232,7 +254,7 @@ fn a_log_is_not_filled_with_unreadable_samples() {
             100,
             |index| if index == 0 { Ok(sample(0, Task::SingleLabel { classes: 7 })) } else { Err(unreadable(index)) },
         );
-    let mut loader = Loader::new(data, Split::Train, LoaderConfig::default()).unwrap();
+    let loader = open(data, Split::Train, "none", LoaderConfig::default()).unwrap();
     assert_eq!(loader.epoch(0, 0).map(|batch| batch.unwrap().replaced).sum::<usize>(), 99);
     let notices = loader.take_notices();
     assert_eq!(notices.len(), NOTICES + 1);
@@ -247,7 +269,7 @@ fn nothing_readable_is_an_error_and_not_an_endless_search() {
         counter.fetch_add(1, Ordering::Relaxed);
         Err(unreadable(index))
     });
-    let mut loader = Loader::new(data, Split::Train, LoaderConfig { workers: 1, ..LoaderConfig::default() }).unwrap();
+    let loader = open(data, Split::Train, "none", LoaderConfig { workers: 1, ..LoaderConfig::default() }).unwrap();
     let mut epoch = loader.epoch(0, 0);
     let error = epoch.next().unwrap().unwrap_err().to_string();
     assert!(error.contains("1000 samples in a row cannot be read") && error.contains("it is broken"), "{error}");
@@ -264,8 +286,8 @@ fn a_panic_is_an_error_that_names_the_sample() {
             assert_ne!(index, 42, "the answer");
             Ok(sample(index, task))
         });
-        let mut loader =
-            Loader::new(data, Split::Train, LoaderConfig { batch: 4, workers, ..LoaderConfig::default() }).unwrap();
+        let loader =
+            open(data, Split::Train, "none", LoaderConfig { batch: 4, workers, ..LoaderConfig::default() }).unwrap();
         let outcomes: Vec<_> = loader.epoch(0, 0).collect();
         let (last, before) = outcomes.split_last().unwrap();
         assert!(before.iter().all(Result::is_ok), "nothing comes after an error");
@@ -292,7 +314,7 @@ fn samples_that_do_not_fit_are_errors_that_name_them() {
             }
             Ok(sample)
         });
-        let mut loader = Loader::new(data, Split::Train, LoaderConfig::default()).unwrap();
+        let loader = open(data, Split::Train, "none", LoaderConfig::default()).unwrap();
         let error = loader.epoch(0, 0).next().unwrap().unwrap_err().to_string();
         assert!(error.contains("number 2") && error.contains(says), "{error}");
     }
@@ -309,7 +331,7 @@ fn an_epoch_that_is_dropped_leaves_no_thread_behind_and_does_not_finish_its_batc
         Ok(sample(index, task))
     });
     let config = LoaderConfig { batch: 10_000, workers: 3, ..LoaderConfig::default() };
-    let mut loader = Loader::new(Arc::clone(&data), Split::Train, config).unwrap();
+    let loader = open(Arc::clone(&data), Split::Train, "none", config).unwrap();
     let epoch = loader.epoch(0, 0);
     wait_until("the first samples", NEVER, || made.load(Ordering::Relaxed) > 10);
     drop(epoch);
@@ -320,7 +342,7 @@ fn an_epoch_that_is_dropped_leaves_no_thread_behind_and_does_not_finish_its_batc
 }
 
 #[test]
-fn workers_that_sleep_on_a_full_rack_end_when_the_epoch_does() {
+fn workers_that_sleep_on_a_full_buffer_end_when_the_epoch_does() {
     let made = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&made);
     let data = made_by(1_000, move |index| {
@@ -328,7 +350,7 @@ fn workers_that_sleep_on_a_full_rack_end_when_the_epoch_does() {
         Ok(sample(index, Task::SingleLabel { classes: CLASSES }))
     });
     let config = LoaderConfig { batch: 4, workers: 4, prefetch: 2, ..LoaderConfig::default() };
-    let mut loader = Loader::new(Arc::clone(&data), Split::Train, config).unwrap();
+    let loader = open(Arc::clone(&data), Split::Train, "none", config).unwrap();
     for taken in [0, 1, 7] {
         let before = made.load(Ordering::Relaxed);
         let epoch = loader.epoch(0, 0);
@@ -336,7 +358,7 @@ fn workers_that_sleep_on_a_full_rack_end_when_the_epoch_does() {
         (0..taken).for_each(|_| drop(epoch.next()));
         // All that may be made ahead is made; then the workers sleep.
         let ahead = (taken + 2) * 4;
-        wait_until("workers on a full rack", NEVER, || made.load(Ordering::Relaxed) - before >= ahead);
+        wait_until("workers on a full buffer", NEVER, || made.load(Ordering::Relaxed) - before >= ahead);
     }
     drop(loader);
     assert_eq!(Arc::strong_count(&data), 1);
@@ -351,7 +373,7 @@ fn no_more_is_made_ahead_than_was_allowed() {
         Ok(sample(index, Task::SingleLabel { classes: CLASSES }))
     });
     let config = LoaderConfig { batch: 4, workers: 3, prefetch: 2, ..LoaderConfig::default() };
-    let mut loader = Loader::new(data, Split::Train, config).unwrap();
+    let loader = open(data, Split::Train, "none", config).unwrap();
     let mut epoch = loader.epoch(0, 0);
     for taken in 1..4 {
         epoch.next().unwrap().unwrap();
@@ -367,7 +389,7 @@ fn the_work_of_workers_is_recorded_on_their_threads() {
     let recorder = Recorder::new(Default::default(), 1_000);
     let config =
         LoaderConfig { batch: 4, workers: 2, recorder: Some(Arc::clone(&recorder)), ..LoaderConfig::default() };
-    let mut loader = Loader::new(numbered(40), Split::Train, config).unwrap();
+    let loader = open(numbered(40), Split::Train, "none", config).unwrap();
     assert_eq!(loader.epoch(0, 0).count(), 10);
     let trace = recorder.snapshot("test");
     let begun =
@@ -387,11 +409,18 @@ fn the_work_of_workers_is_recorded_on_their_threads() {
 
 #[test]
 fn what_cannot_be_is_refused() {
-    let refused = |config: LoaderConfig| Loader::new(numbered(3), Split::Train, config).unwrap_err().to_string();
+    let refused = |config: LoaderConfig| open(numbered(3), Split::Train, "none", config).unwrap_err().to_string();
     assert!(refused(LoaderConfig { batch: 0, ..LoaderConfig::default() }).contains("at least one sample"));
     assert!(
         refused(LoaderConfig { rank: 2, world_size: 2, ..LoaderConfig::default() }).contains("rank 2 is not one of 2")
     );
-    assert_eq!(batches(&numbered(0), LoaderConfig::default(), 0, 0), []);
-    assert_eq!(batches(&numbered(10), LoaderConfig::default(), 0, usize::MAX), []);
+    let mixing = Mixing { cutmix_alpha: 1.0, ..Mixing::default() };
+    let pairs = numbered_for(3, Task::SuperResolution { scale: 2 });
+    let error = open(pairs, Split::Train, "none", LoaderConfig { mixing, ..LoaderConfig::default() }).unwrap_err();
+    assert!(error.to_string().contains("not for pairs of images"), "{error}");
+    let input = Input::Samples { data: numbered(3), split: Split::Train, augment: "mixup".parse().unwrap() };
+    let error = Loader::new(input, LoaderConfig { broken: Broken::LeftOut, ..LoaderConfig::default() }).unwrap_err();
+    assert!(error.to_string().contains("cannot be left out"), "{error}");
+    assert_eq!(batches(&numbered(0), "none", LoaderConfig::default(), 0, 0), []);
+    assert_eq!(batches(&numbered(10), "none", LoaderConfig::default(), 0, usize::MAX), []);
 }

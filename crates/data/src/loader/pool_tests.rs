@@ -1,10 +1,16 @@
-//! What must hold for any craft, cut in any way, by any number of workers.
+//! What must hold for any task, cut in any way, by any number of workers.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use farandole_trace::Recorder;
 
 use proptest::prelude::*;
 
-use super::*;
+use super::prefetch::{Prefetcher, Taken};
+use super::task::{BatchTask, part_samples};
 
 /// Steps are lists of numbers; some of them fail.
 #[derive(Default)]
@@ -14,11 +20,11 @@ struct Counting {
     begun: AtomicUsize,
 }
 
-impl Craft for Counting {
-    type Desk = usize;
+impl BatchTask for Counting {
+    type Scratch = usize;
     type Part = usize;
     type Piece = (usize, usize);
-    type Made = Vec<(usize, usize)>;
+    type Batch = Vec<(usize, usize)>;
     type Error = String;
 
     fn cut(&self, _: usize) -> Vec<usize> {
@@ -29,10 +35,10 @@ impl Craft for Counting {
         &self,
         step: usize,
         part: usize,
-        desk: &mut usize,
+        scratch: &mut usize,
         wanted: &dyn Fn() -> bool,
     ) -> Result<Option<(usize, usize)>, String> {
-        *desk += 1;
+        *scratch += 1;
         self.begun.fetch_max(step + 1, Ordering::Relaxed);
         if self.fails.contains(&(step, part)) {
             return Err(format!("step {step}, part {part}"));
@@ -45,10 +51,6 @@ impl Craft for Counting {
         if self.fails.contains(&(step, usize::MAX)) { Err(format!("step {step}")) } else { Ok(pieces) }
     }
 
-    fn thread_name(&self) -> &'static str {
-        "counting"
-    }
-
     fn recorder(&self) -> Option<&Arc<Recorder>> {
         None
     }
@@ -58,13 +60,13 @@ impl Craft for Counting {
     }
 }
 
-fn all(craft: Arc<Counting>, steps: Range<usize>, workers: usize, prefetch: usize) -> Vec<Result<usize, String>> {
-    let parts = craft.parts;
-    let mut shift = Shift::begin(craft, steps, workers, prefetch);
+fn all(task: Arc<Counting>, steps: Range<usize>, workers: usize, prefetch: usize) -> Vec<Result<usize, String>> {
+    let parts = task.parts;
+    let mut prefetcher = Prefetcher::start(task, steps, workers, prefetch);
     let mut found = Vec::new();
     loop {
-        let step = shift.next_step();
-        match shift.take(None) {
+        let step = prefetcher.next_step();
+        match prefetcher.take(None) {
             Taken::Made(Ok(pieces)) => {
                 assert_eq!(pieces, (0..parts).map(|part| (step, part)).collect::<Vec<_>>());
                 found.push(Ok(step));
@@ -95,18 +97,18 @@ proptest! {
         expected.extend(first.map(|(step, part)| {
             Err(if *part == usize::MAX { format!("step {step}") } else { format!("step {step}, part {part}") })
         }));
-        let craft = Arc::new(Counting { parts, fails, ..Counting::default() });
-        prop_assert_eq!(all(craft, 0..steps, workers, prefetch), expected);
+        let task = Arc::new(Counting { parts, fails, ..Counting::default() });
+        prop_assert_eq!(all(task, 0..steps, workers, prefetch), expected);
     }
 }
 
 #[test]
 fn a_taker_that_does_not_wait_for_ever_is_told() {
-    let craft = Arc::new(Counting { parts: 2, ..Counting::default() });
-    let mut shift = Shift::begin(Arc::clone(&craft), 0..3, 2, 1);
+    let task = Arc::new(Counting { parts: 2, ..Counting::default() });
+    let mut prefetcher = Prefetcher::start(Arc::clone(&task), 0..3, 2, 1);
     let mut steps = 0;
     loop {
-        match shift.take(Some(Duration::ZERO)) {
+        match prefetcher.take(Some(Duration::ZERO)) {
             Taken::Made(made) => steps += usize::from(made.is_ok()),
             Taken::NotYet => std::thread::yield_now(),
             Taken::Over => break,
@@ -114,30 +116,30 @@ fn a_taker_that_does_not_wait_for_ever_is_told() {
     }
     assert_eq!(steps, 3);
     // The last taken frees the threads.
-    assert_eq!(Arc::strong_count(&craft), 1);
+    assert_eq!(Arc::strong_count(&task), 1);
 }
 
 #[test]
 fn workers_begin_no_more_steps_than_they_may() {
-    let craft = Arc::new(Counting { parts: 3, ..Counting::default() });
-    let mut shift = Shift::begin(Arc::clone(&craft), 0..100, 4, 2);
+    let task = Arc::new(Counting { parts: 3, ..Counting::default() });
+    let mut prefetcher = Prefetcher::start(Arc::clone(&task), 0..100, 4, 2);
     for taken in 1..10 {
-        assert!(matches!(shift.take(None), Taken::Made(Ok(_))));
+        assert!(matches!(prefetcher.take(None), Taken::Made(Ok(_))));
         // All that may be begun is begun, and then nothing more.
-        while craft.begun.load(Ordering::Relaxed) < taken + 2 {
+        while task.begun.load(Ordering::Relaxed) < taken + 2 {
             std::thread::yield_now();
         }
         farandole_testing::lapse("a worker, which might begin one more", Duration::from_millis(5));
-        assert_eq!(craft.begun.load(Ordering::Relaxed), taken + 2);
+        assert_eq!(task.begun.load(Ordering::Relaxed), taken + 2);
     }
-    drop(shift);
-    assert_eq!(Arc::strong_count(&craft), 1, "a shift that is dropped in the middle leaves no thread");
+    drop(prefetcher);
+    assert_eq!(Arc::strong_count(&task), 1, "a prefetcher that is dropped in the middle leaves no thread");
 }
 
 #[test]
 fn parts_are_as_many_as_workers_within_limits() {
-    assert_eq!(part_samples(256, 64, 1, 8), 4);
-    assert_eq!(part_samples(256, 4, 1, 8), 8);
-    assert_eq!(part_samples(3, 8, 1, 8), 1);
-    assert_eq!(part_samples(0, 0, 1, 8), 1);
+    assert_eq!(part_samples(256, 64, (1, 8)), 4);
+    assert_eq!(part_samples(256, 4, (1, 8)), 8);
+    assert_eq!(part_samples(3, 8, (1, 8)), 1);
+    assert_eq!(part_samples(0, 0, (1, 8)), 1);
 }

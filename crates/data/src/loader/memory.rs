@@ -11,7 +11,7 @@
 //! What is deliberately not here: the scratch memory of decoders, which is bounded by the largest image and the number
 //! of workers.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -110,8 +110,8 @@ pub(crate) struct Pool {
     ledger: Arc<Ledger>,
     /// Of a whole batch.
     size_bytes: usize,
-    /// What nobody uses. Taken from by workers that begin a step, filled by whoever drops a batch. None when the feed
-    /// is gone: what comes back later is freed.
+    /// What nobody uses. Taken from by workers that begin a step, filled by whoever drops a batch. None when the
+    /// loader is gone: what comes back later is freed.
     free: Mutex<Option<Vec<Slice>>>,
     /// More than this is not kept.
     most_free: usize,
@@ -148,7 +148,7 @@ impl Pool {
         }
     }
 
-    /// The feed is gone: nothing is kept any more.
+    /// The loader is gone: nothing is kept any more.
     pub(crate) fn close(&self) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
@@ -171,6 +171,20 @@ impl BatchMemory {
         });
         let whole = joined.expect("invariant: a batch has at least one part");
         BatchMemory { slices: Some((whole, rest)), pool: Arc::clone(pool) }
+    }
+
+    /// Keeps these ranges alone, which are in order: moves them to the front and ends behind the last one.
+    pub(crate) fn keep(&mut self, ranges: impl IntoIterator<Item = Range<usize>>) {
+        let Some((mut whole, rest)) = self.slices.take() else { return };
+        let mut end = 0;
+        for range in ranges {
+            let bytes = range.len();
+            whole.bytes.copy_within(range, end);
+            end += bytes;
+        }
+        let kept = whole.split(end);
+        whole.join(rest);
+        self.slices = Some((kept, whole));
     }
 }
 
@@ -228,6 +242,19 @@ mod tests {
     }
 
     #[test]
+    fn ranges_that_are_kept_follow_each_other_and_the_memory_is_reused() {
+        let (ledger, pool) = pool(10, 1);
+        for _ in 0..2 {
+            let (mut whole, rest) = pool.take(8);
+            whole.as_mut().copy_from_slice(&[0, 1, 2, 3, 4, 5, 6, 7]);
+            let mut memory = BatchMemory::join([whole], rest, &pool);
+            memory.keep([1..3, 3..3, 6..8]);
+            assert_eq!(&memory[..], [1, 2, 6, 7]);
+        }
+        assert_eq!(ledger.read().peak, 10 + ALIGN_BYTES);
+    }
+
+    #[test]
     fn every_byte_is_counted_until_its_last_part_is_gone() {
         let (ledger, pool) = pool(1_000, 1);
         let one = 1_000 + ALIGN_BYTES;
@@ -249,6 +276,6 @@ mod tests {
         assert_eq!(ledger.read(), MemoryBytes { now: 0, peak: 3 * one });
         let (whole, rest) = pool.take(1);
         drop(BatchMemory::join([whole], rest, &pool));
-        assert_eq!(ledger.read().now, 0, "nothing is kept when the feed is gone");
+        assert_eq!(ledger.read().now, 0, "nothing is kept when the loader is gone");
     }
 }
