@@ -1,12 +1,11 @@
-//! The memory of batches: one piece for each, used again, and counted.
+//! The memory of batches: one piece for each batch, reused and counted.
 //!
-//! A [`Pool`] lends out pieces of memory of one size. A step's piece is cut into parts that different threads write,
-//! and put together again without a copy; whoever drops a [`BatchMemory`] gives its memory back. There is always memory
-//! to be had: what bounds it is that only so many steps are made ahead, and that a consumer who keeps batches keeps
-//! memory.
+//! A [`Pool`] lends pieces of memory of one size. A step's piece is split into parts that different threads write, and
+//! joined again without a copy; dropping a [`BatchMemory`] returns its memory to the pool. The pool never refuses: the
+//! number of steps that are made ahead bounds it, and a consumer that keeps batches keeps their memory.
 //!
-//! **Invariant:** the ledger has every byte that was allocated and not freed, from the moment of its allocation until
-//! its last part is gone, whoever has it. Memory begins at a multiple of [`ALIGN_BYTES`].
+//! **Invariant:** the ledger counts every byte from its allocation until its last part is freed. Memory begins at a
+//! multiple of [`ALIGN_BYTES`].
 //!
 //! What is deliberately not here: the scratch memory of decoders, which is bounded by the largest image and the number
 //! of workers.
@@ -24,14 +23,14 @@ pub(crate) const ALIGN_BYTES: usize = 64;
 /// How much memory there is for batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryBytes {
-    /// Allocated now: batches that are made, lie ready, are in the consumer's hands or wait to be used again, and what
+    /// Allocated now: batches that are being made, ready, held by the consumer or free for reuse, and the buffers that
     /// workers read into.
     pub now: usize,
     /// The most that ever was.
     pub peak: usize,
 }
 
-/// What is allocated. Written by all threads that make or use batches; read by whoever asks.
+/// What is allocated. Written by all threads that make or use batches; read by callers of the loader.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     now: AtomicUsize,
@@ -59,7 +58,7 @@ impl Charge {
         Charge { ledger: Arc::clone(ledger), bytes }
     }
 
-    /// Makes it an entry of so many bytes.
+    /// Replaces the entry by one of `bytes`.
     pub(crate) fn change(&mut self, bytes: usize) {
         if bytes != self.bytes {
             *self = Charge::new(&self.ledger, bytes);
@@ -73,7 +72,7 @@ impl Drop for Charge {
     }
 }
 
-/// Memory that lies side by side with others of its allocation.
+/// A part of an allocation; its neighbours are other slices.
 #[derive(Debug)]
 pub(crate) struct Slice {
     bytes: BytesMut,
@@ -82,7 +81,7 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
-    /// Cuts the first so many bytes off.
+    /// Splits the first `bytes` off.
     pub(crate) fn split(&mut self, bytes: usize) -> Slice {
         Slice { bytes: self.bytes.split_to(bytes), charge: Arc::clone(&self.charge) }
     }
@@ -110,8 +109,8 @@ pub(crate) struct Pool {
     ledger: Arc<Ledger>,
     /// Of a whole batch.
     size_bytes: usize,
-    /// What nobody uses. Taken from by workers that begin a step, filled by whoever drops a batch. None when the
-    /// loader is gone: what comes back later is freed.
+    /// Free pieces. Workers take one when they start a step; dropping a batch returns one. None after the loader was
+    /// dropped: memory that is returned later is freed.
     free: Mutex<Option<Vec<Slice>>>,
     /// More than this is not kept.
     most_free: usize,
@@ -122,7 +121,7 @@ impl Pool {
         Pool { ledger: Arc::clone(ledger), size_bytes, free: Mutex::new(Some(Vec::new())), most_free }
     }
 
-    /// Memory for so many bytes, at most a whole batch, and the rest of its piece.
+    /// Memory of `bytes`, at most a whole batch, and the rest of its piece.
     pub(crate) fn take(&self, bytes: usize) -> (Slice, Slice) {
         assert!(bytes <= self.size_bytes, "invariant: no batch is larger than the largest");
         let used = self.free.lock().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(Vec::pop);
@@ -148,7 +147,7 @@ impl Pool {
         }
     }
 
-    /// The loader is gone: nothing is kept any more.
+    /// The loader was dropped: frees all and keeps nothing from now on.
     pub(crate) fn close(&self) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).take();
     }

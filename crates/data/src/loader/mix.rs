@@ -93,7 +93,7 @@ pub(crate) struct CutBox {
 }
 
 impl CutBox {
-    /// A box around any pixel, with the image's proportions and the area that leaves the share; what lies outside of
+    /// A box around any pixel, with the image's proportions and the area that leaves the share; what is outside of
     /// the image is cut off.
     fn draw(share: f32, shape: ImageShape, chance: &mut Chance) -> CutBox {
         let side = (1.0 - share).max(0.0).sqrt() / 2.0;

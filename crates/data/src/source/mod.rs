@@ -1,10 +1,11 @@
 //! Samples by number: which there are, where they are kept, and what is known about them.
 //!
-//! [`Records`] are encoded samples: the bytes of a file or of a part of a shard, and a label. Any thread may read any of
-//! them at any time. [`open`] finds which format is kept at a path (`find`, `pattern`), looks through shards once
-//! (`scan`) and keeps what it found in an index (`index`); `tar`, `tfrecord`, `parquet`, `npy` and `folder` find records
-//! in files of one [`format`](crate::format), `labels` makes numbers of what records say. A data set of the trainer is
-//! of records ([`open_data_set`]) or of a local folder ([`image_folder`]); `split` draws which samples are for tests.
+//! [`Records`] are encoded samples: the bytes of a file or of a part of a shard, and a label. Any thread may read any
+//! of them at any time. [`open`] finds which format is kept at a path (`find`, `pattern`), looks through shards once
+//! (`scan`) and keeps what it found in an index (`index`); `tar`, `tfrecord`, `parquet`, `npy` and `folder` find
+//! records in files of one [`format`](crate::format), `labels` makes numbers of what records say. A data set of the
+//! trainer is of records ([`open_data_set`]) or of a local folder ([`image_folder`]); `split` draws which samples are
+//! for tests.
 //!
 //! **Invariant:** the same number gives the same record, whatever was asked for before; numbers follow the order of
 //! shards by path and of records within a shard.
