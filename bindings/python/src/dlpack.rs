@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use farandole::{Dtype, Region};
-use farandole_data::feed::BatchMemory;
+use farandole_data::loader::BatchMemory;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -12,8 +12,9 @@
 
 use std::time::{Duration, Instant};
 
+use farandole_data::StageTimes;
 use farandole_data::chance::{Chance, StreamPurpose};
-use farandole_data::transform::{Element, Layout, Recipe, Scratch, StageTimes, steps};
+use farandole_data::transform::{Element, Layout, Recipe, Scratch, steps};
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 
 const HEIGHT: usize = 375;
@@ -60,8 +61,8 @@ fn main() {
         their_time.push(clock.elapsed());
     }
     let samples = (rounds * images.len()) as f64;
-    print_line("ours", &mut our_time, images.len(), ours.times(), Duration::ZERO, samples);
-    print_line("zune", &mut their_time, images.len(), theirs.times(), zune_time, samples);
+    print_line("ours", &mut our_time, images.len(), ours.take_times(), Duration::ZERO, samples);
+    print_line("zune", &mut their_time, images.len(), theirs.take_times(), zune_time, samples);
 }
 
 /// The same for both ways.

@@ -22,8 +22,8 @@ use farandole_data::format::parquet::ParquetFile;
 use farandole_data::format::tar::TarReader;
 use farandole_data::format::tfrecord::TfRecordReader;
 use farandole_data::format::{NewRecord, PIECE_BYTES, ParquetShard, ShardWriter, StoredFile, TarShard, TfRecordShard};
-use farandole_data::records::{self, Records, RecordsConfig};
 use farandole_data::sample::Label;
+use farandole_data::source::{self, Records, RecordsConfig};
 use farandole_data::storage::{LocalFiles, Storage};
 use farandole_trace::TemporaryFolder;
 
@@ -61,7 +61,7 @@ fn measure(folder: &Path, megabytes: usize, record_bytes: usize) -> Outcome<()> 
         let storage: Arc<dyn Storage> = Arc::new(LocalFiles::new(folder));
         let name = format!("a.{format}");
         let file = StoredFile::open(Arc::clone(&storage), &name)?;
-        let records = records::open(storage, &name, &RecordsConfig::default())?;
+        let records = source::open(storage, &name, &RecordsConfig::default())?;
         let path = folder.join(&name);
         let (mut plain, mut turns) = (Vec::new(), [Vec::new(), Vec::new()]);
         for _ in 0..ROUNDS {

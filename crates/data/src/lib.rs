@@ -1,11 +1,11 @@
 //! Data to learn from: where samples come from, how they are changed, who gets which, and how they become batches in
 //! time.
 //!
-//! A [`DataSet`] makes samples by their number: [`generated`] ones out of a seed, images of a [`folder`], or
-//! [`records`] of shards, whose files are of a [`mod@format`] and lie in a [`storage`]. The [`Loader`] of a rank takes
-//! the rank's share of them (`shard`), has worker threads read and change them (`augment`), and hands them out as
-//! batches in order. Everything that is left to chance comes from `chance`, named by a seed, so that neither the number
-//! of ranks nor of threads changes what is learned from.
+//! A [`source`] says which samples there are: records of a [`storage`], whose files are of a [`mod@format`], or images
+//! of a folder; [`synthetic`] makes them of a seed. [`decode`] makes pixels of encoded images and [`transform`] changes
+//! them. A [`sampler`] says which rank takes which sample when, and a [`loader`] makes batches ahead of time, in order.
+//! Everything random comes from [`chance`], named by a seed, so that neither the number of ranks nor of threads changes
+//! what is learned from.
 //!
 //! [`sample`] has the vocabulary; [`limit`] says how much memory decoding one item may take.
 //!
@@ -14,32 +14,25 @@
 
 #![forbid(unsafe_code)]
 
-pub mod augment;
 pub mod chance;
 pub mod convert;
-mod crew;
-pub mod feed;
-pub mod folder;
+pub mod decode;
 pub mod format;
-pub mod generated;
-mod geometry;
-pub mod image;
 pub mod limit;
 pub mod loader;
-pub mod records;
-mod resample;
 pub mod sample;
-pub mod shard;
-mod took;
+pub mod sampler;
+pub mod source;
+mod stage_times;
+pub mod synthetic;
 pub mod transform;
 
-pub use augment::Augment;
 /// Where bytes lie: a crate of its own.
 pub use farandole_storage as storage;
-pub use feed::{Feed, FeedBatch, FeedConfig, FeedEpoch};
 pub use loader::{Epoch, Loader, LoaderConfig, LoaderError};
-pub use shard::SampleOrder;
-pub use took::Took;
+pub use sampler::SampleOrder;
+pub use stage_times::StageTimes;
+pub use transform::Augment;
 
 use crate::sample::{ImageShape, Sample, Split, Task};
 
@@ -62,9 +55,10 @@ pub trait DataSet: Send + Sync {
     /// One sample. The same number gives the same sample, whatever was asked for before.
     fn sample(&self, split: Split, index: usize) -> Result<Sample, SampleError>;
 
-    /// The same, with what its stages took. A data set that neither reads nor decodes has changed pixels all the time.
-    fn sample_timed(&self, split: Split, index: usize, took: &mut Took) -> Result<Sample, SampleError> {
-        took::timed(&mut took.change_ns, || self.sample(split, index))
+    /// The same, with the time that its stages took. A data set that neither reads nor decodes has changed pixels all
+    /// the time.
+    fn sample_timed(&self, split: Split, index: usize, times: &mut StageTimes) -> Result<Sample, SampleError> {
+        stage_times::timed(&mut times.transform_ns, || self.sample(split, index))
     }
 
     /// What people call a sample: the path of its file, where it has one.

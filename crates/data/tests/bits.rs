@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use farandole_data::convert::{Conversion, ImageChange, TargetFormat, convert};
-use farandole_data::feed::{Content, Feed, FeedConfig, Images, Mixing, Pixels};
+use farandole_data::decode;
 use farandole_data::format::npy;
-use farandole_data::image;
-use farandole_data::records::{self, IndexPlace, Records, RecordsConfig};
+use farandole_data::loader::{Content, Images, Input, Loader, LoaderConfig, Mixing, Pixels};
 use farandole_data::sample::{Label, Labels};
+use farandole_data::source::{self, IndexPlace, Records, RecordsConfig};
 use farandole_data::storage::{self, StorageOptions};
 use farandole_data::transform::{Element, Layout, Step};
 use farandole_testing::Folder;
@@ -96,7 +96,7 @@ fn write_arrays(records: &dyn Records, folder: &Path) {
     for index in 0..records.len() {
         let mut encoded = Vec::new();
         let Label::Class(class) = records.read(index, &mut encoded).unwrap() else { panic!("images have a class") };
-        let image = image::decode(&encoded, 3).unwrap();
+        let image = decode::decode(&encoded, 3).unwrap();
         shape = [records.len(), image.height, image.width, 3].map(|side| side as u64);
         pixels.extend(image.bytes);
         labels.extend(i64::from(class).to_le_bytes());
@@ -132,7 +132,7 @@ fn write_all(folder: &Path, shards: usize) {
 fn open(url: &str, options: &StorageOptions) -> Arc<dyn Records> {
     let (storage, path) = storage::open(url, options).unwrap();
     let config = RecordsConfig { index: IndexPlace::Nowhere, ..RecordsConfig::default() };
-    records::open(storage, &path, &config).unwrap()
+    source::open(storage, &path, &config).unwrap()
 }
 
 /// The batches of all ranks of an epoch, side by side, from a step on.
@@ -151,17 +151,18 @@ fn batches(
     let pixels = Pixels::new(steps, 3, Element::F32, Layout::Nchw).unwrap();
     let mut all: Vec<Plain> = Vec::new();
     for rank in 0..ranks {
-        let config = FeedConfig {
+        let config = LoaderConfig {
             rank,
             world_size: ranks,
             batch: GLOBAL_BATCH / ranks,
             workers,
             seed: 11,
             mixing: Mixing { mixup_alpha: 0.4, cutmix_alpha: 0.0 },
-            ..FeedConfig::default()
+            ..LoaderConfig::default()
         };
-        let feed = Feed::new(Arc::clone(records), Content::Images(pixels.clone()), config).unwrap();
-        for (place, batch) in feed.epoch(3, first_step).enumerate() {
+        let input = Input::Records { records: Arc::clone(records), content: Content::Images(pixels.clone()) };
+        let loader = Loader::new(input, config).unwrap();
+        for (place, batch) in loader.epoch(3, first_step).enumerate() {
             let batch = batch.unwrap();
             let Images::Pixels(memory) = &batch.images else { panic!("images were asked for") };
             let Labels::Mixed { first, second, share } = batch.labels else { panic!("images are mixed") };

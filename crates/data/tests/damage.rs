@@ -10,8 +10,8 @@ use std::sync::atomic::AtomicBool;
 
 use farandole_data::SampleOrder;
 use farandole_data::convert::{Conversion, ImageChange, TargetFormat, convert};
-use farandole_data::feed::{Broken, Content, Feed, FeedConfig, Pixels};
-use farandole_data::records::{self, Records, RecordsConfig};
+use farandole_data::loader::{Broken, Content, Input, Loader, LoaderConfig, Pixels};
+use farandole_data::source::{self, Records, RecordsConfig};
 use farandole_data::storage::LocalFiles;
 use farandole_data::transform::{Element, Layout, Step};
 use farandole_testing::Folder;
@@ -58,26 +58,27 @@ fn place(to: TargetFormat) -> (Folder, PathBuf) {
 fn open(path: &Path) -> Arc<dyn Records> {
     let (folder, name) =
         if path.is_dir() { (path, "") } else { (path.parent().unwrap(), path.file_name().unwrap().to_str().unwrap()) };
-    records::open(Arc::new(LocalFiles::new(folder)), name, &RecordsConfig::default()).unwrap()
+    source::open(Arc::new(LocalFiles::new(folder)), name, &RecordsConfig::default()).unwrap()
 }
 
-fn feed(records: &Arc<dyn Records>, broken: Broken) -> Feed {
+fn open_loader(records: &Arc<dyn Records>, broken: Broken) -> Loader {
     let pixels = Pixels::new(vec![Step::CenterCrop { height: 24, width: 24 }], 3, Element::U8, Layout::Nchw).unwrap();
     let order = SampleOrder::InOrder;
-    let config = FeedConfig { batch: 4, workers: 2, order, broken, ..FeedConfig::default() };
-    Feed::new(Arc::clone(records), Content::Images(pixels), config).unwrap()
+    let config = LoaderConfig { batch: 4, workers: 2, order, broken, ..LoaderConfig::default() };
+    let input = Input::Records { records: Arc::clone(records), content: Content::Images(pixels) };
+    Loader::new(input, config).unwrap()
 }
 
 /// What is said of the sample 5 of records that were damaged after they were opened.
 fn check(what: &str, records: &Arc<dyn Records>, words: &[&str]) {
-    let error = feed(records, Broken::Refused).epoch(0, 0).find_map(Result::err).unwrap().to_string();
+    let error = open_loader(records, Broken::Refused).epoch(0, 0).find_map(Result::err).unwrap().to_string();
     let name = records.name(5);
     assert!(error.starts_with(&name) && words.iter().all(|word| error.contains(word)), "{what}: {error}");
-    let feed = feed(records, Broken::Replaced);
-    let batches: Vec<_> = feed.epoch(0, 0).map(Result::unwrap).collect();
+    let loader = open_loader(records, Broken::Replaced);
+    let batches: Vec<_> = loader.epoch(0, 0).map(Result::unwrap).collect();
     assert_eq!(batches[1].indices, [4, 6, 6, 7], "{what}: the next one is taken in its stead");
-    assert_eq!((batches[0].replaced, batches[1].replaced, feed.times().replaced), (0, 1, 1), "{what}");
-    let notices = feed.take_notices();
+    assert_eq!((batches[0].replaced, batches[1].replaced, loader.stats().replaced), (0, 1, 1), "{what}");
+    let notices = loader.take_notices();
     assert!(notices.len() == 1 && notices[0].contains(&name), "{what}: {notices:?}");
 }
 
@@ -117,16 +118,16 @@ fn a_shard_that_is_cut_after_it_was_opened_is_named_with_the_place() {
         let records = open(&shard);
         let bytes = fs::read(&shard).unwrap();
         fs::write(&shard, &bytes[..find(&bytes, &jpeg(5)) + 10]).unwrap();
-        let error = feed(&records, Broken::Refused).epoch(0, 0).find_map(Result::err).unwrap().to_string();
+        let error = open_loader(&records, Broken::Refused).epoch(0, 0).find_map(Result::err).unwrap().to_string();
         let words = [records.name(5), shard.display().to_string(), "at byte".to_owned(), "ends too early".to_owned()];
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
         // All behind it are gone, so the first ones stand for them, and are counted as often.
-        let feed = feed(&records, Broken::Replaced);
-        let replaced: usize = feed.epoch(0, 0).map(|batch| batch.unwrap().replaced).sum();
-        assert_eq!((replaced, feed.times().replaced), (3, 3));
+        let loader = open_loader(&records, Broken::Replaced);
+        let replaced: usize = loader.epoch(0, 0).map(|batch| batch.unwrap().replaced).sum();
+        assert_eq!((replaced, loader.stats().replaced), (3, 3));
         // Whoever opens it anew is told at once.
         let storage = Arc::new(LocalFiles::new(shard.parent().unwrap()));
-        let error = records::open(storage, shard.file_name().unwrap().to_str().unwrap(), &RecordsConfig::default());
+        let error = source::open(storage, shard.file_name().unwrap().to_str().unwrap(), &RecordsConfig::default());
         let error = error.err().unwrap().to_string();
         assert!(error.contains(&shard.display().to_string()) && error.contains("at byte"), "{error}");
     }

@@ -50,7 +50,7 @@ pub fn evaluate(
             stops = 1.0;
             break;
         }
-        let batch = batch.map_err(|error| Error::Data(error.to_string()))?;
+        let batch = batch.map_err(|error| Error::Data(error.to_string()))?.into_samples();
         left_out += batch.replaced;
         if batch.count == 0 {
             continue;

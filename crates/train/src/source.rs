@@ -6,12 +6,12 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::job::TrainJob;
 use crate::model::Architecture;
-use farandole_data::folder::{self, FolderConfig, MAX_LABELS, Meaning};
 use farandole_data::format::tiff::{self, Patches, PatchesConfig};
-use farandole_data::generated::{self, Sizes};
-use farandole_data::records::{self, Held, RecordsConfig};
 use farandole_data::sample::ImageShape;
+use farandole_data::source::image_folder::{self, FolderConfig, MAX_LABELS, Meaning};
+use farandole_data::source::{self, Held, RecordsConfig};
 use farandole_data::storage::{self, Storage, StorageOptions};
+use farandole_data::synthetic::{self, Sizes};
 use farandole_data::{Augment, DataSet};
 
 /// The names of generated data sets.
@@ -60,12 +60,12 @@ pub fn open(job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSe
                     "--image-size: cifar-like images are 32 x 32; take imagenet-like for others".to_owned(),
                 ));
             }
-            Ok(generated::cifar_like(seed, sizes))
+            Ok(synthetic::cifar_like(seed, sizes))
         }
-        "imagenet-like" => generated::imagenet_like(seed, sizes, side(model_side), classes),
-        "bigearthnet-like" => generated::bigearthnet_like(seed, sizes, side(120)),
-        "faces-like" => generated::faces_like(seed, sizes, side(model_side)),
-        "pairs-like" => generated::pairs_like(seed, sizes, side(PAIR_SIDE), SCALE),
+        "imagenet-like" => synthetic::imagenet_like(seed, sizes, side(model_side), classes),
+        "bigearthnet-like" => synthetic::bigearthnet_like(seed, sizes, side(120)),
+        "faces-like" => synthetic::faces_like(seed, sizes, side(model_side)),
+        "pairs-like" => synthetic::pairs_like(seed, sizes, side(PAIR_SIDE), SCALE),
         path => return stored(path, job, architecture),
     };
     made.map(|data| Arc::new(data) as Arc<dyn DataSet>)
@@ -84,7 +84,7 @@ pub(crate) fn is_remote(job: &TrainJob) -> bool {
 pub(crate) fn look_for(job: &TrainJob) -> Result<()> {
     let name = &job.data.name;
     let (storage, within) = remote(name)?;
-    let held = records::look_for(&storage, &within);
+    let held = source::look_for(&storage, &within);
     held.map(drop).map_err(|error| Error::Data(named(name, &error.to_string())))
 }
 
@@ -96,7 +96,7 @@ fn is_url(name: &str) -> bool {
 fn stored(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<dyn DataSet>> {
     let path = Path::new(name);
     let is_url = is_url(name);
-    let is_sharded = is_url || records::is_sharded(name);
+    let is_sharded = is_url || source::is_sharded(name);
     if !path.is_dir() && !is_sharded {
         let names = GENERATED.join(", ");
         let what = if path.exists() { "that is no folder and no shard" } else { "there is no such folder or file" };
@@ -105,7 +105,7 @@ fn stored(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<
         )));
     }
     if !is_sharded && tiff::holds_patches(path) {
-        return patches(name, records::local(name), job, architecture);
+        return patches(name, source::local(name), job, architecture);
     }
     let pairs = architecture == Architecture::Edsr;
     let side = job.data.image_size.unwrap_or(if pairs { PAIR_SIDE } else { architecture.default_image_size() });
@@ -118,15 +118,15 @@ fn stored(name: &str, job: &TrainJob, architecture: Architecture) -> Result<Arc<
     config.train = job.data.samples;
     config.test = job.data.test_samples;
     let opened = if is_sharded {
-        let (storage, within) = if is_url { remote(name)? } else { records::local(name) };
-        let data = records::open_data_set(Arc::clone(&storage), &within, &RecordsConfig::default(), &config);
+        let (storage, within) = if is_url { remote(name)? } else { source::local(name) };
+        let data = source::open_data_set(Arc::clone(&storage), &within, &RecordsConfig::default(), &config);
         // Only what holds no records is looked at again: listing a bucket takes time.
-        if data.is_err() && is_url && records::look_for(&storage, &within) == Ok(Held::Patches) {
+        if data.is_err() && is_url && source::look_for(&storage, &within) == Ok(Held::Patches) {
             return patches(name, (storage, within), job, architecture);
         }
         data.map(|data| Arc::new(data) as Arc<dyn DataSet>)
     } else {
-        folder::open(path, &config).map(|data| Arc::new(data) as Arc<dyn DataSet>)
+        image_folder::open(path, &config).map(|data| Arc::new(data) as Arc<dyn DataSet>)
     };
     opened.map_err(|error| Error::Data(named(name, &error.to_string())))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farandole::Dtype;
-use farandole_data::feed::BatchMemory;
+use farandole_data::loader::BatchMemory;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 

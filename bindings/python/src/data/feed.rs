@@ -4,10 +4,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use farandole::Dtype;
-use farandole_data::feed::{Broken, Content, Feed, FeedBatch, FeedConfig, FeedEpoch, Images, Mixing, Pixels};
-use farandole_data::loader::LoaderError;
+use farandole_data::loader::{
+    Broken, Content, Epoch, Images, Input, LoadedBatch, Loader, LoaderConfig, LoaderError, Mixing, Pixels,
+};
 use farandole_data::sample::Labels;
-use farandole_data::shard::SampleOrder;
+use farandole_data::sampler::SampleOrder;
 use farandole_data::transform::{Element, Layout};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -29,19 +30,19 @@ type ImageContent<'py> = (Vec<(String, Bound<'py, PyDict>)>, usize, String, Stri
 /// A rank's batches.
 #[pyclass(frozen, module = "farandole._native")]
 pub(crate) struct DataFeed {
-    feed: Option<Arc<Feed>>,
+    loader: Option<Arc<Loader>>,
     /// Taken by whoever asks for a batch while it waits, and by `stop`.
-    epoch: Mutex<Option<FeedEpoch>>,
+    epoch: Mutex<Option<Epoch>>,
     /// The process that has the threads.
     process: u32,
 }
 
 impl DataFeed {
-    fn feed(&self) -> &Arc<Feed> {
-        self.feed.as_ref().expect("invariant: a feed is there until its object is dropped")
+    fn loader(&self) -> &Arc<Loader> {
+        self.loader.as_ref().expect("invariant: a loader exists until its object is dropped")
     }
 
-    fn epoch(&self) -> MutexGuard<'_, Option<FeedEpoch>> {
+    fn epoch(&self) -> MutexGuard<'_, Option<Epoch>> {
         // An epoch that has panicked is dropped by the next who begins one.
         self.epoch.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,7 +92,7 @@ impl DataFeed {
             (true, None) => SampleOrder::Shuffled,
             (true, Some((block, window))) => SampleOrder::ShuffledNearby { block, window },
         };
-        let config = FeedConfig {
+        let config = LoaderConfig {
             rank,
             world_size,
             batch,
@@ -105,26 +106,26 @@ impl DataFeed {
             mixing: Mixing { mixup_alpha: mixup, cutmix_alpha: cutmix },
             recorder: recording().map(|job| Arc::clone(job.world.recorder())),
         };
-        let records = Arc::clone(&records.0);
-        let feed = py.detach(|| Feed::new(records, content, config)).map_err(raised)?;
-        Ok(DataFeed { feed: Some(Arc::new(feed)), epoch: Mutex::new(None), process: std::process::id() })
+        let input = Input::Records { records: Arc::clone(&records.0), content };
+        let loader = py.detach(|| Loader::new(input, config)).map_err(raised)?;
+        Ok(DataFeed { loader: Some(Arc::new(loader)), epoch: Mutex::new(None), process: std::process::id() })
     }
 
     /// Steps of an epoch.
     fn __len__(&self) -> usize {
-        self.feed().steps()
+        self.loader().steps()
     }
 
     /// Samples of all ranks in an epoch.
     #[getter]
     fn samples(&self) -> usize {
-        self.feed().samples()
+        self.loader().samples()
     }
 
     /// Samples of all ranks in a step.
     #[getter]
     fn global_batch(&self) -> usize {
-        self.feed().global_batch()
+        self.loader().global_batch()
     }
 
     /// Begins an epoch at a step; whatever was under way is given up. Threads begin at once.
@@ -133,7 +134,7 @@ impl DataFeed {
         py.detach(|| {
             let mut current = self.epoch();
             *current = None;
-            *current = Some(self.feed().epoch(epoch, step));
+            *current = Some(self.loader().epoch(epoch, step));
         });
         Ok(())
     }
@@ -165,19 +166,20 @@ impl DataFeed {
 
     /// What was said about samples that could not be read since this was last asked.
     fn take_notices(&self) -> Vec<String> {
-        self.feed().take_notices()
+        self.loader().take_notices()
     }
 
     /// Sums over all workers, and the memory of batches.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (times, memory) = (self.feed().times(), self.feed().memory_bytes());
+        let (sums, memory) = (self.loader().stats(), self.loader().memory_bytes());
+        let times = sums.stages;
         let stats = PyDict::new(py);
         for (name, count) in [
-            ("batches", times.batches),
+            ("batches", sums.batches),
             ("samples", times.samples),
             ("encoded_bytes", times.encoded_bytes),
-            ("made_bytes", times.made_bytes),
-            ("replaced", times.replaced),
+            ("made_bytes", sums.made_bytes),
+            ("replaced", sums.replaced),
             ("memory_bytes", memory.now as u64),
             ("peak_memory_bytes", memory.peak as u64),
         ] {
@@ -189,8 +191,8 @@ impl DataFeed {
             ("transform_seconds", times.transform_ns),
             ("store_seconds", times.store_ns),
             ("mix_seconds", times.mix_ns),
-            ("workers_waited_seconds", times.workers_waited_ns),
-            ("consumer_waited_seconds", times.consumer_waited_ns),
+            ("workers_waited_seconds", sums.workers_waited_ns),
+            ("consumer_waited_seconds", sums.consumer_waited_ns),
         ] {
             stats.set_item(name, ns as f64 / 1e9)?;
         }
@@ -199,10 +201,10 @@ impl DataFeed {
 }
 
 impl DataFeed {
-    fn hand_over(&self, batch: FeedBatch) -> DataBatch {
-        let FeedBatch { step, count, global_count, images, labels, indices, replaced } = batch;
-        let images = match (images, self.feed().content()) {
-            (Images::Pixels(buffer), Content::Images(pixels)) => {
+    fn hand_over(&self, batch: LoadedBatch) -> DataBatch {
+        let LoadedBatch { step, count, global_count, images, labels, indices, replaced } = batch;
+        let images = match (images, self.loader().input()) {
+            (Images::Pixels(buffer), Input::Records { content: Content::Images(pixels), .. }) => {
                 let (shape, count) = (pixels.shape(), count as u64);
                 let (bands, height, width) = (shape.bands as u64, shape.height as u64, shape.width as u64);
                 let dims = match pixels.layout() {
@@ -213,7 +215,7 @@ impl DataFeed {
             }
             (images, _) => Handed::Encoded(images),
         };
-        let classes = classes_of(self.feed().records().task());
+        let classes = classes_of(self.loader().input().task());
         let indices = indices.into_iter().map(|index| index as i64).collect();
         DataBatch {
             step,
@@ -234,7 +236,7 @@ impl Drop for DataFeed {
         if !is_ours {
             // What would wait for threads, or for a lock that one of them had, belongs to the parent.
             std::mem::forget(epoch);
-            std::mem::forget(self.feed.take());
+            std::mem::forget(self.loader.take());
             return;
         }
         // Threads end after the sample that they work on, which may wait for a disk. They need nothing of Python's.
@@ -275,7 +277,9 @@ impl DataBatch {
             Handed::Encoded(Images::Encoded(encoded)) => {
                 PyList::new(py, encoded.iter().map(|bytes| PyBytes::new(py, bytes)).collect::<Vec<_>>())?.into_any()
             }
-            Handed::Encoded(Images::Pixels(_)) => unreachable!("pixels are made of content that is images"),
+            Handed::Encoded(Images::Pixels(_) | Images::Floats(_)) => {
+                unreachable!("invariant: pixels are made of records that are decoded")
+            }
         };
         Ok((images, self.labels(labels)))
     }

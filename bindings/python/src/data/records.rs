@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use farandole_data::records::{self, IndexPlace, LabelKind, Records, RecordsConfig};
 use farandole_data::sample::{Label, Split, Task};
+use farandole_data::source::{self, IndexPlace, LabelKind, Records, RecordsConfig};
 use farandole_data::storage::{self, StorageOptions};
 use pyo3::exceptions::{PyIndexError, PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -68,7 +68,7 @@ impl DataRecords {
         let options = StorageOptions::from_environment().map_err(|wrong| PyValueError::new_err(wrong.to_string()))?;
         let opened = py.detach(|| {
             let (storage, path) = storage::open(source, &options).map_err(|error| error.to_string())?;
-            records::open(storage, &path, &config).map_err(|error| error.to_string())
+            source::open(storage, &path, &config).map_err(|error| error.to_string())
         });
         opened.map(DataRecords).map_err(PyOSError::new_err)
     }

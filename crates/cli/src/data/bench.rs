@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use farandole_data::SampleError;
 use farandole_data::convert::reduced_jpeg;
-use farandole_data::feed::Content;
-use farandole_data::records::Records;
+use farandole_data::loader::Content;
 use farandole_data::sample::{Label, Task};
+use farandole_data::source::Records;
 use farandole_insight::verdict::InputNeeds;
 use farandole_study::pipeline::{PipelineFindings, PipelineRow};
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use farandole_data::convert::{Conversion, ConversionProgress, ImageChange, TargetFormat, convert};
-use farandole_data::records::Records;
+use farandole_data::source::Records;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 

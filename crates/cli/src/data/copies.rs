@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use farandole_data::SampleError;
 use farandole_data::convert::{Conversion, ConversionProgress, ImageChange, TargetFormat, convert};
-use farandole_data::records::Records;
 use farandole_data::sample::{Label, Task};
+use farandole_data::source::Records;
 
 use super::{SourceArgs, bar, cores};
 

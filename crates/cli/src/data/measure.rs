@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use farandole_data::feed::{Broken, Content, Feed, FeedConfig, FeedTimes};
-use farandole_data::records::Records;
+use farandole_data::loader::{Broken, Content, Input, Loader, LoaderConfig, LoaderStats};
+use farandole_data::source::Records;
 use farandole_study::pipeline::PipelineFigures;
 
 /// What is measured.
@@ -37,13 +37,14 @@ const STRETCHES: u32 = 10;
 /// Makes batches until the time is over.
 pub(super) fn measure(records: &Arc<dyn Records>, point: &Point) -> Result<PipelineFigures> {
     let &Point { workers, batch, prefetch, .. } = point;
-    let config = FeedConfig { batch, workers, prefetch, broken: Broken::Replaced, ..FeedConfig::default() };
-    let feed = Feed::new(Arc::clone(records), point.content.clone(), config).map_err(|error| anyhow!("{error}"))?;
+    let config = LoaderConfig { batch, workers, prefetch, broken: Broken::Replaced, ..LoaderConfig::default() };
+    let input = Input::Records { records: Arc::clone(records), content: point.content.clone() };
+    let loader = Loader::new(input, config).map_err(|error| anyhow!("{error}"))?;
     let begun = Instant::now();
     let mut samples = 0;
     let mut peak = Peak { since: begun, before: 0, per_s: 0.0, stretch: point.limit / STRETCHES };
     'epochs: for epoch in 0.. {
-        for batch in feed.epoch(epoch, 0) {
+        for batch in loader.epoch(epoch, 0) {
             samples += batch.map_err(|error| anyhow!("{error}"))?.count as u64;
             peak.note(samples);
             if begun.elapsed() >= point.limit {
@@ -55,8 +56,7 @@ pub(super) fn measure(records: &Arc<dyn Records>, point: &Point) -> Result<Pipel
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
-    let times = feed.times();
-    Ok(measured((samples, seconds), peak.per_s, &times, feed.memory_bytes().peak))
+    Ok(measured((samples, seconds), peak.per_s, &loader.stats(), loader.memory_bytes().peak))
 }
 
 /// The highest rate of any stretch of the run.
@@ -81,9 +81,10 @@ impl Peak {
 fn measured(
     (samples, seconds): (u64, f64),
     peak_per_s: f64,
-    times: &FeedTimes,
+    stats: &LoaderStats,
     memory_bytes: usize,
 ) -> PipelineFigures {
+    let times = &stats.stages;
     // Workers are ahead of the consumer: stages are divided by what was made, rates by what was taken.
     let made = times.samples.max(1) as f64;
     let each = |ns: u64| ns as f64 / made / 1e3;
@@ -98,6 +99,6 @@ fn measured(
         transform_us: each(times.transform_ns),
         store_us: each(times.store_ns),
         memory_bytes,
-        broken: times.replaced,
+        broken: stats.replaced,
     }
 }

@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, Subcommand};
-use farandole_data::records::{self, Records, RecordsConfig, ScanProgress};
 use farandole_data::sample::Split;
+use farandole_data::source::{self, Records, RecordsConfig, ScanProgress};
 use farandole_data::storage::{self, Storage, StorageOptions};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{Advice, fadvise};
@@ -106,7 +106,7 @@ impl SourceArgs {
             progress: Some(Arc::new(told)),
             ..RecordsConfig::default()
         };
-        let records = records::open(Arc::clone(&storage), &path, &config);
+        let records = source::open(Arc::clone(&storage), &path, &config);
         bar.finish_and_clear();
         // A path of a remote storage alone would look like one of this machine.
         let records = records.map_err(|error| match is_remote(&self.source) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
-use farandole_data::feed::{Content, Pixels};
+use farandole_data::loader::{Content, Pixels};
 use farandole_data::transform::{Element, Layout, STEP_WORDS, steps};
 
 use super::measure::{Point, measure};

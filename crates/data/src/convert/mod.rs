@@ -25,9 +25,9 @@ use serde::{Deserialize, Serialize};
 pub use shard::reduced_jpeg;
 
 use crate::DataError;
-use crate::records::Records;
 use crate::sample::Task;
-use crate::shard::{Permutation, SampleOrder};
+use crate::sampler::{Permutation, SampleOrder};
+use crate::source::Records;
 
 /// What is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{Conversion, ImageChange, TargetFormat};
 use crate::DataError;
 use crate::format::NewFile;
-use crate::records::Records;
+use crate::source::Records;
 
 /// The file. Readers pass over hidden files.
 const NAME: &str = ".farandole-conversion.json";

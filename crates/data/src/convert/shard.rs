@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{ImageChange, TargetFormat, Work, is_there};
+use crate::decode::{self, Image};
 use crate::format::{FolderWriter, NewRecord, ParquetShard, ShardWriter, TarShard, TfRecordShard, class_folder, pnm};
-use crate::image::{self, Image};
-use crate::records::{self, IndexPlace, LabelKind, Records, RecordsConfig};
 use crate::sample::{Label, Task};
+use crate::source::{self, IndexPlace, LabelKind, Records, RecordsConfig};
 use crate::storage::LocalFiles;
 use crate::transform::decode_reduced;
 use crate::{DataError, SampleError};
@@ -117,7 +117,7 @@ impl Work<'_> {
                 (path.parent().unwrap_or(Path::new(".")), path.file_name().and_then(|name| name.to_str()).unwrap_or(""))
             }
         };
-        let back = records::open(Arc::new(LocalFiles::new(folder)), name, &self.config())?;
+        let back = source::open(Arc::new(LocalFiles::new(folder)), name, &self.config())?;
         if back.len() != written.len() {
             return Err(wrong(format!("{} records instead of {}", back.len(), written.len())));
         }
@@ -176,7 +176,7 @@ impl Work<'_> {
 /// An image reduced to a shorter side and encoded as JPEG anew; nothing if it is small enough as it is. The error is
 /// the cause alone.
 pub fn reduced_jpeg(encoded: &[u8], shorter_side: usize, quality: u8) -> Result<Option<Vec<u8>>, String> {
-    let (height, width) = image::size(encoded)?;
+    let (height, width) = decode::size(encoded)?;
     if height.min(width) <= shorter_side {
         return Ok(None);
     }

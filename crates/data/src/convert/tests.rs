@@ -8,8 +8,8 @@ use farandole_testing::Folder;
 use super::*;
 use crate::SampleError;
 use crate::format::{FolderWriter, NewRecord, ShardWriter as _, pnm};
-use crate::records::{self, RecordsConfig};
 use crate::sample::{Label, Task};
+use crate::source::{self, RecordsConfig};
 use crate::storage::LocalFiles;
 
 /// Images of bare pixels, each of one colour.
@@ -109,7 +109,7 @@ fn every_format_holds_what_was_converted() {
             classes: matches!(source.task, Task::MultiLabel { .. }).then_some(5),
             ..RecordsConfig::default()
         };
-        let back = records::open(storage, "", &config).unwrap();
+        let back = source::open(storage, "", &config).unwrap();
         assert_eq!(back.len(), 23, "{to:?}");
         let mut bytes = (Vec::new(), Vec::new());
         for index in 0..23 {
@@ -192,10 +192,10 @@ fn images_are_reduced_once_and_small_ones_stay() {
         let folder = Folder::new();
         run(source, &Conversion { change, shards: 1, ..conversion(TargetFormat::Tar, &folder) }).unwrap();
         let storage = Arc::new(LocalFiles::new(folder.join("converted")));
-        let back = records::open(storage, "", &RecordsConfig::default()).unwrap();
+        let back = source::open(storage, "", &RecordsConfig::default()).unwrap();
         let mut encoded = Vec::new();
         back.read(5, &mut encoded).unwrap();
-        let image = crate::image::decode(&encoded, 3).unwrap();
+        let image = crate::decode::decode(&encoded, 3).unwrap();
         assert_eq!((image.height, image.width), (side, side));
         assert_eq!(encoded.starts_with(&[0xff, 0xd8]), side == 10);
         assert!(image.bytes.iter().all(|byte| byte.abs_diff(5) <= 3), "{:?}", &image.bytes[..6]);

@@ -10,7 +10,7 @@
 //! names file and offset. Each length is compared with the rest of the file and with the [`Limit`](crate::limit::Limit)
 //! of an item before memory is taken for it.
 //!
-//! What is deliberately not here: what a record means (`records`), and pixels (`image`).
+//! What is deliberately not here: what a record means (`source`), and pixels (`decode`).
 
 pub mod example;
 mod new_file;

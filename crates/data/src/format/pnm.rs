@@ -23,7 +23,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::image;
+    use crate::decode;
 
     proptest! {
         #[test]
@@ -31,10 +31,10 @@ mod tests {
             let bands = if grey { 1 } else { 3 };
             let pixels: Vec<u8> = (0..height * width * bands).map(|at| byte.wrapping_add(at as u8)).collect();
             let encoded = encode(height, width, bands, &pixels).unwrap();
-            let image = image::decode(&encoded, bands).unwrap();
+            let image = decode::decode(&encoded, bands).unwrap();
             prop_assert_eq!((image.height, image.width, image.bytes), (height, width, pixels));
             for end in 0..encoded.len() {
-                prop_assert!(image::decode(&encoded[..end], bands).is_err());
+                prop_assert!(decode::decode(&encoded[..end], bands).is_err());
             }
         }
     }

@@ -25,11 +25,11 @@ use tiff::tags::Tag;
 
 use super::{FormatError, StoredFile};
 use crate::chance::{Chance, StreamPurpose};
-use crate::folder::draw::{NOTHING, drawn_evenly, drawn_for_tests, hash};
 use crate::limit::Limit;
-use crate::resample::{Grid, resample};
 use crate::sample::{ImageShape, Label, Sample, Split, Task, normalised};
+use crate::source::split::{NOTHING, drawn_evenly, drawn_for_tests, hash};
 use crate::storage::{Object, Storage};
+use crate::transform::resample::{Grid, resample};
 use crate::{DataError, DataSet, SampleError};
 
 /// The bands of Sentinel-2 that BigEarthNet has, by wave length.
@@ -217,7 +217,7 @@ impl Patches {
             said.insert(stem, labels(&storage, file).map_err(|error| DataError(error.to_string()))?);
         }
         if said.is_empty() {
-            let path = crate::records::shown(&storage, path);
+            let path = crate::source::shown(&storage, path);
             return Err(DataError(format!("{path}: there is no patch, with a file …{LABELS} beside its bands")));
         }
         let names: BTreeSet<String> = said.values().flatten().cloned().collect();
@@ -400,7 +400,7 @@ mod tests {
         std::fs::write(other.join("tile/patch/patch_labels_metadata.json"), "{}").unwrap();
         assert!(holds_patches(&other));
         let error =
-            crate::records::open(Arc::new(LocalFiles::new(&*folder)), "", &crate::records::RecordsConfig::default());
+            crate::source::open(Arc::new(LocalFiles::new(&*folder)), "", &crate::source::RecordsConfig::default());
         assert!(error.err().unwrap().0.contains("patches of satellites"));
     }
 

@@ -1,7 +1,7 @@
 //! Writes records into shards: one way for all formats.
 //!
 //! A [`ShardWriter`] takes records one after another, and its file has its name when `finish` has returned. What is
-//! written is what `records` finds again by itself: names of fields and endings are those that other libraries use.
+//! written is what `source` finds again by itself: names of fields and endings are those that other libraries use.
 //!
 //! What is deliberately not here: how many shards there are and which record goes into which; that is the caller's.
 

@@ -7,7 +7,7 @@
 use pulp::{Arch, NullaryFnOnce};
 
 use crate::chance::Chance;
-use crate::image::{Picture, Pixel, grey_of};
+use crate::decode::{Picture, Pixel, grey_of};
 
 /// How much each property may change, as [`Step::ColorJitter`](super::Step::ColorJitter) has it.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +136,7 @@ fn with_hue_turned([red, green, blue, _]: Pixel, share: f32) -> Pixel {
 mod tests {
     use super::*;
     use crate::chance::StreamPurpose;
-    use crate::image::Size;
+    use crate::decode::Size;
 
     fn picture(pixels: &[[u8; 3]]) -> Picture {
         let mut picture = Picture::default();

@@ -17,9 +17,13 @@
 //!
 //! What is deliberately not here: mix-up and CutMix, which need a whole batch.
 
+pub(crate) mod augment;
 mod colour;
+pub(crate) mod fit;
+mod geometry;
 mod pixels;
 mod reduced;
+pub(crate) mod resample;
 mod resize;
 mod step;
 mod store;
@@ -30,13 +34,15 @@ use std::time::Instant;
 
 use fast_image_resize::Resizer;
 
+pub use augment::{AUGMENT_WORDS, Augment};
 pub use reduced::decode_reduced;
 pub use step::{Fill, Interpolation, ResizeTo, Step};
 pub use words::{STEP_WORDS, steps};
 
 use crate::chance::Chance;
-use crate::image::{Colours, Decoder, MAX_PIXELS, Picture, Pixel, Rect, Size, Source};
+use crate::decode::{Colours, Decoder, MAX_PIXELS, Picture, Pixel, Rect, Size, Source};
 use crate::sample::ImageShape;
+use crate::stage_times::StageTimes;
 use colour::Jitter;
 use store::{Erasure, Mirror, Target};
 use view::View;
@@ -74,21 +80,6 @@ pub enum Layout {
     Nhwc,
 }
 
-/// Nanoseconds that were spent so far, by stage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StageTimes {
-    /// From bytes to pixels.
-    pub decode_ns: u64,
-    /// Of that: from planes of a JPEG to colours.
-    pub colour_ns: u64,
-    /// All that changes pixels: resizing, turning, colours.
-    pub transform_ns: u64,
-    /// From pixels to numbers.
-    pub store_ns: u64,
-    /// Pixels of the images as they are stored, whether all of them were decoded or not.
-    pub stored_pixels: u64,
-}
-
 /// Memory that is used again, one for each thread.
 #[derive(Default)]
 pub struct Scratch {
@@ -102,9 +93,10 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// How long the stages of all samples took that this memory was used for.
-    pub fn times(&self) -> StageTimes {
-        StageTimes { colour_ns: self.decoder.colour_ns(), ..self.times }
+    /// How long the stages of all samples took since this was last asked.
+    pub fn take_times(&mut self) -> StageTimes {
+        let colour_ns = self.decoder.take_colour_ns();
+        StageTimes { colour_ns, ..std::mem::take(&mut self.times) }
     }
 }
 

@@ -5,7 +5,7 @@
 //! What is deliberately not here: mirroring at the end of a recipe, which `store` does on the way.
 
 use super::step::Interpolation;
-use crate::image::{Picture, Pixel, Rect, Size};
+use crate::decode::{Picture, Pixel, Rect, Size};
 
 /// Cuts out a box that may begin before the picture and end behind it.
 pub(super) fn crop(from: &Picture, top: isize, left: isize, size: Size, to: &mut Picture) {

@@ -4,7 +4,7 @@ use fast_image_resize::Resizer;
 
 use super::resize::resize;
 use super::view::FloatBox;
-use crate::image::{Colours, Decoder, Image, Picture, Rect, Size, Source};
+use crate::decode::{Colours, Decoder, Image, Picture, Rect, Size, Source};
 
 /// Decodes an image to three bands, reduced so that its shorter side has at most `shorter_side` pixels. An image that
 /// is small enough keeps its pixels. The error is the cause alone.

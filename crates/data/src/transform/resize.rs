@@ -9,7 +9,7 @@ use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 
 use super::view::FloatBox;
-use crate::image::{Picture, Size};
+use crate::decode::{Picture, Size};
 
 /// Brings a box of a picture, which lies within it, to a size.
 pub(super) fn resize(resizer: &mut Resizer, from: &Picture, seen: FloatBox, size: Size, to: &mut Picture) {

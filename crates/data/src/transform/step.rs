@@ -5,7 +5,7 @@
 //!
 //! What is deliberately not here: mix-up and CutMix, which need a whole batch.
 
-use crate::image::Size;
+use crate::decode::Size;
 
 /// To which size images are brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

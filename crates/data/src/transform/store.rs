@@ -14,7 +14,7 @@ use pulp::{Arch, NullaryFnOnce};
 use super::step::Fill;
 use super::{Element, Layout};
 use crate::chance::Chance;
-use crate::image::{Picture, Pixel, Rect, Size};
+use crate::decode::{Picture, Pixel, Rect, Size};
 
 /// How numbers are made of bytes.
 #[derive(Clone, Debug, PartialEq)]

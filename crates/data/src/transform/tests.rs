@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::chance::StreamPurpose;
-use crate::image::tests::{photo, pnm};
+use crate::decode::tests::{photo, pnm};
 
 fn chance(sample: u64) -> Chance {
     Chance::new(5, StreamPurpose::Augmentation, 1, sample)
@@ -182,7 +182,7 @@ fn elements_and_layouts_hold_the_same_numbers() {
     let unscaled = floats(&apply(&recipe("center-crop=4x7", 3, Element::F32, Layout::Nhwc).unwrap(), &encoded, 0));
     assert!(unscaled.iter().zip(&image).all(|(a, b)| (a - f32::from(*b) / 255.0).abs() < 1e-7));
     let grey = apply(&recipe("center-crop=4x7", 1, Element::U8, Layout::Nchw).unwrap(), &encoded, 0);
-    assert_eq!(grey, crate::image::decode(&encoded, 1).unwrap().bytes);
+    assert_eq!(grey, crate::decode::decode(&encoded, 1).unwrap().bytes);
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn results_do_not_depend_on_the_thread_or_on_what_was_done_before() {
                 assert!(recipe.apply(b"no image", &mut chance(0), &mut out, &mut scratch).is_err());
                 recipe.apply(&images[0], &mut chance(0), &mut out, &mut scratch).unwrap();
                 assert_eq!(out, expected[0]);
-                let times = scratch.times();
+                let times = scratch.take_times();
                 assert!(times.decode_ns > 0 && times.transform_ns > 0 && times.store_ns > 0);
             });
         }

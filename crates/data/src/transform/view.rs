@@ -10,7 +10,7 @@
 
 use super::step::{ResizeTo, Step};
 use crate::chance::Chance;
-use crate::image::{Rect, Size};
+use crate::decode::{Rect, Size};
 
 /// A box whose edges may lie between pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]

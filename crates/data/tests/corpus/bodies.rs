@@ -9,11 +9,11 @@
 
 use std::sync::Arc;
 
+use farandole_data::decode;
 use farandole_data::format::example::Example;
 use farandole_data::format::{StoredFile, tiff};
-use farandole_data::image;
-use farandole_data::records::{self, IndexPlace, RecordsConfig};
 use farandole_data::sample::{Label, Task};
+use farandole_data::source::{self, IndexPlace, RecordsConfig};
 use farandole_data::storage::{Object, Storage, StorageError, StorageErrorKind};
 
 /// Records of a file that are read, at most: an array of empty rows has any number of them.
@@ -74,7 +74,7 @@ fn read_files(files: Vec<(&'static str, Vec<u8>)>, path: &str) -> usize {
     let storage: Arc<dyn Storage> = Arc::new(Files(files));
     // In one thread: nothing is gained by more, and the fuzzer counts them.
     let config = RecordsConfig { index: IndexPlace::Nowhere, threads: 1, ..RecordsConfig::default() };
-    let Ok(records) = records::open(storage, path, &config) else { return 0 };
+    let Ok(records) = source::open(storage, path, &config) else { return 0 };
     let (mut encoded, mut read) = (Vec::new(), 0);
     for index in 0..records.len().min(RECORDS) {
         let Ok(label) = records.read(index, &mut encoded) else { continue };
@@ -102,9 +102,9 @@ pub(crate) fn table(bytes: &[u8]) -> usize {
 pub(crate) fn jpeg(bytes: &[u8]) -> usize {
     let mut decoded = 0;
     for bands in [1, 3] {
-        if let Ok(image) = image::decode(bytes, bands) {
+        if let Ok(image) = decode::decode(bytes, bands) {
             assert_eq!(image.bytes.len(), image.height * image.width * bands);
-            assert_eq!(image::size(bytes), Ok((image.height, image.width)));
+            assert_eq!(decode::size(bytes), Ok((image.height, image.width)));
             decoded += 1;
         }
     }
@@ -156,5 +156,5 @@ pub(crate) fn tiff_band(bytes: &[u8]) -> usize {
 pub(crate) fn index(bytes: &[u8]) -> usize {
     let storage: Arc<dyn Storage> = Arc::new(Files(vec![("a.tar", Vec::new())]));
     let shard = StoredFile::known(storage, "a.tar", 4096);
-    records::check_any_index(bytes, &shard)
+    source::check_any_index(bytes, &shard)
 }

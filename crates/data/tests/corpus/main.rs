@@ -199,6 +199,6 @@ fn table() {
 
 #[test]
 fn index() {
-    let made = [seed("index", &farandole_data::records::any_index()), seed("empty", b"")];
+    let made = [seed("index", &farandole_data::source::any_index()), seed("empty", b"")];
     try_all("data_index", &made, bodies::index);
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use farandole_data::records::{self, IndexPlace, RecordsConfig};
+use farandole_data::source::{self, IndexPlace, RecordsConfig};
 use farandole_data::storage::LocalFiles;
 use farandole_testing::Folder;
 
@@ -32,7 +32,7 @@ fn open(folder: &Path) -> (Result<usize, String>, usize) {
     let index = IndexPlace::Folder(folder.join("index"));
     let config = RecordsConfig { index, threads: 1, ..RecordsConfig::default() };
     let files = Arc::new(LocalFiles::new(folder));
-    measured(|| records::open(files, "a.tar", &config).map(|records| records.len()).map_err(|error| error.0))
+    measured(|| source::open(files, "a.tar", &config).map(|records| records.len()).map_err(|error| error.0))
 }
 
 /// Checks that the archive is read with this index, and costs little.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use counting::peak_of;
 use farandole_data::limit::Limit;
-use farandole_data::records::{self, IndexPlace, RecordsConfig};
+use farandole_data::source::{self, IndexPlace, RecordsConfig};
 use farandole_data::storage::LocalFiles;
 use farandole_testing::Folder;
 
@@ -40,7 +40,7 @@ fn read_file(name: &str, write: impl FnOnce(&Path)) -> (Result<(), String>, usiz
     let config = RecordsConfig { index: IndexPlace::Nowhere, threads: 1, ..RecordsConfig::default() };
     let path = folder.join("");
     measured(|| {
-        let records = records::open(Arc::new(LocalFiles::new(path)), name, &config).map_err(|error| error.0)?;
+        let records = source::open(Arc::new(LocalFiles::new(path)), name, &config).map_err(|error| error.0)?;
         records.read(0, &mut Vec::new()).map_err(|error| error.to_string())?;
         Ok(())
     })

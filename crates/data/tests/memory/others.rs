@@ -3,8 +3,8 @@
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 
+use farandole_data::decode;
 use farandole_data::format::{npy, tiff};
-use farandole_data::image;
 
 use crate::{ALLOWED, LIMIT, check, peak_of};
 
@@ -60,7 +60,7 @@ fn rows_of_a_byte_whose_entries_exceed_the_limit_are_refused() {
 /// Checks that bytes are no image, and cost little.
 fn refused(what: &str, bytes: &[u8], words: &str) {
     farandole_data::limit::Limit::set(LIMIT as u64);
-    let (result, peak) = peak_of(|| image::decode(bytes, 3).map(|image| image.bytes.len()));
+    let (result, peak) = peak_of(|| decode::decode(bytes, 3).map(|image| image.bytes.len()));
     assert!(peak <= ALLOWED, "{what}: {peak} bytes were allocated at once ({result:?})");
     let error = result.unwrap_err();
     assert!(error.contains(words), "{what}: {error}");

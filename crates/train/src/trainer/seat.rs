@@ -9,8 +9,9 @@ use farandole::World;
 use super::learned::Place;
 use crate::error::{Error, Result};
 use crate::job::TrainJob;
+use farandole_data::loader::{Broken, Input, LoadedBatch};
 use farandole_data::sample::{SampleBatch, Split};
-use farandole_data::shard::Shard;
+use farandole_data::sampler::Shard;
 use farandole_data::{Augment, DataSet, Epoch, Loader, LoaderConfig, SampleOrder};
 
 /// See the module's text.
@@ -44,18 +45,21 @@ impl Seat {
             workers: job.workers,
             prefetch: job.prefetch,
             seed: job.seed,
-            augment,
-            order: SampleOrder::Shuffled,
+            broken: Broken::Replaced,
             recorder: Some(Arc::clone(world.recorder())),
+            ..LoaderConfig::default()
         };
         let loader = |split, config| {
-            Loader::new(Arc::clone(data), split, config).map_err(|error| Error::Data(error.to_string()))
+            let input = Input::Samples { data: Arc::clone(data), split, augment: augment.clone() };
+            Loader::new(input, config).map_err(|error| Error::Data(error.to_string()))
         };
         let train = loader(Split::Train, config.clone())?;
         let test = match data.is_empty(Split::Test) || job.eval_every == 0 {
             true => None,
             false => {
-                Some(loader(Split::Test, LoaderConfig { order: SampleOrder::InOrder, global_batch: None, ..config })?)
+                let order = SampleOrder::InOrder;
+                let config = LoaderConfig { order, global_batch: None, broken: Broken::LeftOut, ..config };
+                Some(loader(Split::Test, config)?)
             }
         };
         let shard = Shard { rank, world_size, global_batch, length: data.len(Split::Train) };
@@ -75,7 +79,7 @@ impl Seat {
         };
         let batch = batches.next().expect("invariant: an epoch has as many batches as it says");
         self.batches = Some((Place { step: at.step + 1, ..at }, batches));
-        batch.map_err(|error| Error::Data(error.to_string()))
+        batch.map(LoadedBatch::into_samples).map_err(|error| Error::Data(error.to_string()))
     }
 
     /// What is to be said about samples that could not be read.

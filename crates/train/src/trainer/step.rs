@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::layer::{Draw, ForwardPass};
 use crate::task;
 use farandole_data::sample::{Labels, SampleBatch};
-use farandole_data::shard::Shard;
+use farandole_data::sampler::Shard;
 
 /// What all ranks have made of a step: the weights follow from it.
 pub(super) struct Made {

@@ -69,7 +69,7 @@ fn images_and_every_kind_of_label_come_back() {
     let cells: [Vec<Cells>; 3] = [
         (0..40).map(|number| Cells::Ints(vec![number % 2])).collect(),
         vec![Cells::Floats(vec![0.5]), Cells::Floats(vec![2.0])],
-        // An empty list cannot be told from none at all; `records` takes both for a row without labels.
+        // An empty list cannot be told from none at all; `source` takes both for a row without labels.
         vec![Cells::Ints(vec![0, 2]), Cells::Ints(vec![]), Cells::Ints(vec![1])],
     ];
     for (labels, cells) in [classes, values, lists].into_iter().zip(cells) {
