@@ -23,6 +23,9 @@ const BANDS: [&[u8]; 3] = [
     include_bytes!("../foreign/band-lzw.tif"),
 ];
 
+/// A folder of images with a table: its name, the table's columns behind the file's, and a row's values.
+type Table<'a> = (&'a str, &'a str, &'a dyn Fn(usize) -> String);
+
 /// All formats, each in a folder of its name.
 pub(super) fn formats() -> Folder {
     let folder = Folder::new();
@@ -37,9 +40,8 @@ pub(super) fn formats() -> Folder {
     let split = |number: usize| if number % 4 == 3 { "test" } else { "train" };
     let class = |number: usize| format!("{},{}", CLASSES[number % 3], split(number));
     let age = |number: usize| format!("{}.5", number * 3);
-    let some = |number: usize| if number % 2 == 0 { "1;2".to_owned() } else { "0".to_owned() };
-    let tables: [(&str, &str, &dyn Fn(usize) -> String); 3] =
-        [("table", "class,split", &class), ("ages", "age", &age), ("labels", "labels", &some)];
+    let some = |number: usize| if number.is_multiple_of(2) { "1;2".to_owned() } else { "0".to_owned() };
+    let tables: [Table<'_>; 3] = [("table", "class,split", &class), ("ages", "age", &age), ("labels", "labels", &some)];
     for (name, header, said) in tables {
         let root = folder.join(name);
         fs::create_dir_all(&root).unwrap();
@@ -127,7 +129,7 @@ fn patches(root: &Path) {
         for (at, band) in tiff::BANDS.iter().enumerate() {
             fs::write(root.join(format!("{patch}/{patch}_{band}.tif")), BANDS[(at + number) % 3]).unwrap();
         }
-        let labels = if number % 2 == 0 { r#"["Pastures", "Forest"]"# } else { r#"["Forest"]"# };
+        let labels = if number.is_multiple_of(2) { r#"["Pastures", "Forest"]"# } else { r#"["Forest"]"# };
         let json = format!(r#"{{"labels": {labels}}}"#);
         fs::write(root.join(format!("{patch}/{patch}_labels_metadata.json")), json).unwrap();
     }
