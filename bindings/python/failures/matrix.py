@@ -119,7 +119,10 @@ EXPECTED: dict[str, Expected] = {
     "callback": raised("the callback has failed", programs=PYTHON),
     "out of memory": raised("MemoryError", by_program={"rust": [r"rank 1\b", "SIGABRT|gone|exited|ended"]}),
     "exit 0": raised(r"exit code 0\b", by_program={"rust, mpirun": CLOSED}),
-    "os._exit": Expected([r"rank 1\b", r"exit code 3\b"], [r"rank +: 1\b|rank 1\b", r"gone|exited|ended|closed|exit code 3|exitcode +: 3"]),
+    "os._exit": Expected(
+        [r"rank 1\b", r"exit code 3\b"],
+        [r"rank +: 1\b|rank 1\b", r"gone|exited|ended|closed|exit code 3|exitcode +: 3"],
+    ),
     "fewer batches": raised(
         r"exit code 0\b.*\b3 (steps|iterations)",
         # Where the process group is destroyed, or the world is dropped, the exit code is not known yet.
@@ -138,7 +141,9 @@ EXPECTED: dict[str, Expected] = {
     "other dtype": differ("rank 0", "rank 1", "(?i)int32", "(?i)float32"),
     "other root": differ("(?i)root", "rank 0", "rank 1", programs=NAMED),
     "extra collective": differ(r"[Rr]ank 1\b", "extra", by_program={"ddp": [r"rank 1\b", r"\[5\]|[Mm]ismatch|differ"]}),
-    "other model": differ(r"[Rr]ank 1\b", r"4\.weight|dense_2|extra|parameters|\[2, 2\]", by_program={"ddp": ["rank 1"]}),
+    "other model": differ(
+        r"[Rr]ank 1\b", r"4\.weight|dense_2|extra|parameters|\[2, 2\]", by_program={"ddp": ["rank 1"]}
+    ),
     "frozen parameter": differ(r"[Rr]ank 1\b", r"0\.bias|dense|first|param"),
     "no broadcast": differ("parameters differ between ranks", programs=["torch", "keras", "jax"], code=0),
     "disk full": Expected([r"rank 0\b", NO_SPACE], [NO_SPACE]),
@@ -219,7 +224,8 @@ def run(launcher: str, program: list[str], fault: str, others: dict[str, str]) -
         if launcher == "farandole run":
             lines = output.rstrip().splitlines() or [""]
             said = output if fault == "no broadcast" else lines[-1]
-            return Outcome(process.returncode, said, output, "\n".join(x for x in lines if x.startswith(f"[{survivor}]")))
+            of_survivor = [line for line in lines if line.startswith(f"[{survivor}]")]
+            return Outcome(process.returncode, said, output, "\n".join(of_survivor))
         logs = {path.stem: path.read_text(errors="replace") for path in sorted(pathlib.Path(folder).glob("*.log"))}
         whole = output + "".join(f"--- rank {rank}\n{log}" for rank, log in logs.items())
         said = logs.get(survivor, "")
@@ -249,8 +255,8 @@ def judge(case: tuple[str, str, str], wish: argparse.Namespace) -> tuple[str | N
 def main() -> None:
     parser = argparse.ArgumentParser(description="Runs everyday failures and checks what is said of them.")
     parser.add_argument("--rust-program", required=True, help="the example `failures`")
-    parser.add_argument("--other-package", required=True, help="folder of a Python package with another protocol version")
-    parser.add_argument("--other-program", required=True, help="a program in Rust with another protocol version")
+    parser.add_argument("--other-package", required=True, help="folder of a package with another protocol")
+    parser.add_argument("--other-program", required=True, help="a program in Rust with another protocol")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2, help="jobs that run at the same time")
     parser.add_argument("--only", action="append", default=[], help="words of the cases: failure, program, launcher")

@@ -427,21 +427,6 @@ impl Supervision {
     }
 
     /// Everybody has come and gets everything. What ranks have blamed each other for before is over.
-    /// Ranks that have waited long enough at the rendezvous fail because of those that are missing.
-    fn answer_ranks_that_wait(&mut self, directives: Vec<(usize, Directive)>, now: Instant) {
-        for (host, directive) in directives {
-            if let Directive::Refuse(missing) = &directive
-                && let Some(first) = missing.first()
-            {
-                let waiting = (0..self.ranks.len() as u32).filter(|rank| !missing.contains(rank));
-                for rank in waiting {
-                    self.blamed.entry(rank).or_insert((Some(*first), exit_report::never_came(*first)));
-                }
-            }
-            self.tell(host, directive, now);
-        }
-    }
-
     fn introduce(&mut self, everybody: Vec<Vec<u8>>) {
         self.blamed.clear();
         for host in 0..self.hosts.len() {

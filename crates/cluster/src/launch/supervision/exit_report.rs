@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{Ending, Phase, Presence, Supervision};
 use crate::launch::failure::{Failure, What};
-use crate::launch::message::HowEnded;
+use crate::launch::message::{Directive, HowEnded};
 use crate::launch::signal;
 use crate::rendezvous::{FailureKind, FailureNotice};
 
@@ -25,6 +25,21 @@ enum Root<'a> {
 }
 
 impl Supervision {
+    /// Ranks that have waited long enough at the rendezvous fail because of those that are missing.
+    pub(super) fn answer_ranks_that_wait(&mut self, directives: Vec<(usize, Directive)>, now: Instant) {
+        for (host, directive) in directives {
+            if let Directive::Refuse(missing) = &directive
+                && let Some(first) = missing.first()
+            {
+                let waiting = (0..self.ranks.len() as u32).filter(|rank| !missing.contains(rank));
+                for rank in waiting {
+                    self.blamed.entry(rank).or_insert((Some(*first), never_came(*first)));
+                }
+            }
+            self.tell(host, directive, now);
+        }
+    }
+
     /// A rank that others have blamed ends by itself only now that all were told to: that is the failure which they
     /// have seen coming, and not our doing.
     pub(super) fn note_late_end(&mut self, host: usize, rank: u32, how: HowEnded, now: Instant) {
@@ -75,9 +90,9 @@ impl Supervision {
         }
     }
 
-    /// What is known of a rank that others blame and that has not reported a failure. It may have ended with exit code 0
-    /// without a word to its peers, which saw closed connections; or it never came to the rendezvous, and the last line
-    /// that it wrote says why.
+    /// What is known of a rank that others blame and that has not reported a failure. It may have ended with exit code
+    /// 0 without a word to its peers, which saw closed connections; or it never came to the rendezvous, and the last
+    /// line that it wrote says why.
     fn unspoken(&self, rank: u32, cause: &str) -> Option<String> {
         let state = self.ranks.get(rank as usize)?;
         let name = self.name_of(rank);
