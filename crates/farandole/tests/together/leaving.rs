@@ -1,9 +1,14 @@
 //! Ranks of Rust programs that leave while others wait for them: what the others are told, by named requests and by
 //! direct calls.
 
+use std::fs;
+use std::os::unix::process::parent_id;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use farandole::{Exit, ReduceOp, World};
+use farandole_testing::wait_until;
 
 use super::job;
 
@@ -42,8 +47,15 @@ pub(crate) fn play(role: &str) {
         reduce(&mut world, calls).expect("all ranks come");
     }
     if rank == 1 {
+        // A failure ends calls that peers have not finished.
+        let others = [finished(role, 0), finished(role, 2)];
+        wait_until("the second step of the other ranks", Duration::from_secs(90), || {
+            others.iter().all(|file| file.exists())
+        });
+        others.iter().for_each(|file| fs::remove_file(file).expect("a file of this test"));
         return leave(world, how);
     }
+    fs::write(finished(role, rank), "").expect("a temporary folder");
     world.mark_iteration(2);
     let told = reduce(&mut world, calls).expect_err("rank 1 has left").to_string();
     let (_, expected) = LEAVES.iter().find(|(name, _)| *name == how).expect("a way to leave");
@@ -51,6 +63,11 @@ pub(crate) fn play(role: &str) {
     let waiting = if calls == "named" { vec![rank] } else { vec![0, 2] };
     let words: Vec<String> = waiting.iter().map(|rank| expected.replace("RANK", &rank.to_string())).collect();
     assert!(words.contains(&told), "{told} is none of {words:?}");
+}
+
+/// The file by which a rank says that it has finished the steps that all ranks make.
+fn finished(role: &str, rank: usize) -> PathBuf {
+    std::env::temp_dir().join(format!("farandole-{}-{role}-{rank}", parent_id()))
 }
 
 fn leave(world: World, how: &str) {
