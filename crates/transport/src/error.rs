@@ -166,7 +166,7 @@ impl fmt::Display for Error {
             Error::Disagree { peer, operation, ours, theirs } => write!(
                 f,
                 "rank {peer} takes operation {operation} to be {theirs:016x}, this rank takes it to be {ours:016x}: \
-                 the ranks do not make the same calls in the same order"
+                 the ranks disagree: they do not make the same calls in the same order, or their settings differ"
             ),
             Error::Version { peer: Some(peer), ours, theirs } => {
                 write!(
