@@ -123,7 +123,7 @@ impl fmt::Display for Error {
                 write!(f, "{} did not come to the rendezvous within {:.1} s", name_ranks(ranks), waited.as_secs_f64())
             }
             Error::Unreachable { address, waited, source } => {
-                write!(f, "the rendezvous {address} has not answered for {:.1} s: {source}", waited.as_secs_f64())
+                write!(f, "no answer for {:.1} s from the rendezvous {address}: {source}", waited.as_secs_f64())
             }
             Error::Untrusted { at } => write!(f, "whoever is at {at} does not hold this job's key"),
             Error::Version { at, theirs } => write!(
