@@ -44,13 +44,13 @@ def threads():
     return [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
 
 
-def feeding():
-    return [name for name in threads() if name.startswith("feed")]
+def loading():
+    return [name for name in threads() if name.startswith("loader")]
 
 
-def both_feed():
+def both_load():
     """Whether two threads load. A thread has its name a moment after it has begun."""
-    return wait_for("two threads that load", lambda: len(feeding()) == 2)
+    return wait_for("two threads that load", lambda: len(loading()) == 2)
 
 
 def test_a_folder_of_classes_gives_images_and_labels(folder):
@@ -224,27 +224,27 @@ def test_memory_comes_back_and_is_bounded(folder):
 
 
 def test_threads_end_with_the_epoch_the_iterator_and_the_loader(folder):
-    assert not feeding()
+    assert not loading()
     loader = load(folder)
-    assert not feeding(), "nothing is started before it is needed"
+    assert not loading(), "nothing is started before it is needed"
     batches = iter(loader)
     next(batches)
-    assert both_feed()
+    assert both_load()
     with pytest.raises(RuntimeError, match="one iterator at a time"):
         again = iter(loader)
         next(batches)
     del batches
-    assert both_feed(), "an old iterator ends nothing"
+    assert both_load(), "an old iterator ends nothing"
     del again
-    assert not feeding()
+    assert not loading()
     walk(loader)
-    assert not feeding()
+    assert not loading()
     for _ in loader:
         break
-    assert not feeding()
+    assert not loading()
     batches = iter(loader)
     loader.close()
-    assert not feeding()
+    assert not loading()
     del loader, batches
 
 
